@@ -437,6 +437,7 @@ def plan_actors(
         ResourceError: They do not fit; the message says what would.
     """
     from rayfed.executors.cluster import Wish, plan
+    from rayfed.executors.connection import address_of
 
     wish = Wish(
         actors=cluster.actors,
@@ -445,6 +446,7 @@ def plan_actors(
         memory=cluster.memory_per_actor * GB,
         per_gpu=per_gpu,
         mps=mps,
+        joined=address_of(cluster.address) != "local",
     )
     return plan(wish, len(experiment.clients), experiment.clients_per_round, nodes)
 

@@ -57,6 +57,7 @@ class Wish:
         memory: Bytes an actor may need.
         per_gpu: Most actors for which a GPU has memory; None: this was not measured.
         mps: NVIDIA's multi-process service serves the GPUs.
+        joined: The nodes are those of a cluster that was joined, not of a Ray on this machine; for messages.
     """
 
     actors: Literal["auto", "per_client"] | int
@@ -65,6 +66,7 @@ class Wish:
     memory: float
     per_gpu: int | None = None
     mps: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +299,7 @@ def _refusal(actors: ActorPlan, room: int, nodes: Sequence[Resources], wish: Wis
         f"{total['CPU']:g} CPU, {total['GPU']:g} GPU and {sum(n.get('memory', 0) for n in nodes) / GB:.0f} GB"
     )
     if actors.gpus and not total["GPU"]:
-        where = "this machine" if len(nodes) == 1 else "the cluster"
+        where = "this machine" if len(nodes) == 1 and not wish.joined else "the cluster"
         return f"cluster.gpus_per_actor: {where} has no GPU; leave it out, or write cluster.gpus_per_actor=0"
     cpus = "" if wish.cpus == "auto" else f"{actors.cpus:g} CPU, "
     what = "1 actor with" if actors.actors == 1 else f"{actors.actors} actors, each with"
@@ -313,7 +315,8 @@ def _refusal(actors: ActorPlan, room: int, nodes: Sequence[Resources], wish: Wis
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g}")
         elif others and not room:
             fits.append(f"cluster.gpus_per_actor={other.gpus:.4g} with cluster.actors={others}")
-    machines = "this machine" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    one = "this cluster" if wish.joined else "this machine"
+    machines = one if len(nodes) == 1 else f"{len(nodes)} nodes"
     if not fits:
         fits.append("fewer cluster.cpus_per_actor or cluster.memory_per_actor")
     return f"{key}: {asked}, {verb} {machines} with {has}; what would fit: {' or '.join(fits)}"

@@ -30,6 +30,8 @@ from rayfed.errors import ClusterError, ConfigError, RayFedError, UnreachableErr
 from rayfed.terminal.console import stage
 from rayfed.terminal.supervisor import note_ending
 
+log = logging.getLogger(__name__)
+
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch, read when it is imported: 0 makes 127.0.0.1 the address of the node, as on Windows and macOS,
 and then every process of Ray listens there only. `_node_ip_address="127.0.0.1"` does not do that: Ray
@@ -259,6 +261,12 @@ def connection(
             health.begin()
             context = _start(num_cpus, num_gpus, dashboard, health)
         else:
+            for key, number in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+                if number is not None:
+                    log.warning(
+                        "cluster.%s=%s is for a Ray that is started here; the one at %s keeps its own number",
+                        *(key, number, where),
+                    )
             context = _join(where)
     try:
         yield Connection(str(context.dashboard_url or ""), health)

@@ -16,8 +16,8 @@ from tests.conftest import ROOT, SMALL
 from tests.rayfed.malformed import last_wins
 
 
-def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0, per_gpu=None, mps=False):
-    return Wish(actors=actors, cpus=cpus, gpus=gpus, memory=memory, per_gpu=per_gpu, mps=mps)
+def wish(actors="auto", cpus="auto", gpus="auto", memory=0.0, per_gpu=None, mps=False, joined=False):
+    return Wish(actors=actors, cpus=cpus, gpus=gpus, memory=memory, per_gpu=per_gpu, mps=mps, joined=joined)
 
 
 def node(cpus, gpus=0, memory=64 * GB):
@@ -81,6 +81,8 @@ def test_plan(asked, nodes, found):
         (wish(actors=3, cpus=2), [node(3), node(3)], ["cluster.actors=2", "do not fit 2 nodes"]),
         (wish(actors=2, memory=40 * GB), [node(8)], ["40 GB", "cluster.actors=1"]),
         (wish(actors=1, cpus=9), [node(8)], ["1 actor with 9 CPU", "does not fit this machine"]),
+        (wish(actors=1, cpus=9, joined=True), [node(8)], ["does not fit this cluster with 8 CPU"]),
+        (wish(actors=2, gpus=1, joined=True), [node(8)], ["the cluster has no GPU"]),
         (wish(actors=2, gpus=1), [node(8), node(8)], ["the cluster has no GPU"]),
         (
             wish(actors=4, per_gpu=3),

@@ -99,6 +99,19 @@ def test_a_cluster_that_answers_and_cannot_be_joined_may_have_another_token(
     assert ("it answers, so RAY_AUTH_MODE or the token" in str(failed.value)) is told
 
 
+def test_a_number_of_cpus_that_a_joined_cluster_does_not_take_is_named(monkeypatch, caplog):
+    def init(**options):
+        raise RuntimeError("no Ray in this test")
+
+    without_ray(monkeypatch, init)
+    monkeypatch.setattr("rayfed.executors.connection.probe", lambda *_: None)
+    with pytest.raises(ConfigError), connection("10.0.0.1:6379", num_cpus=2):
+        pass
+    assert caplog.messages == [
+        "cluster.num_cpus=2 is for a Ray that is started here; the one at 10.0.0.1:6379 keeps its own number"
+    ]
+
+
 @pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
 def test_ray_has_short_names_for_its_sockets_where_the_temporary_folder_is_long(name, monkeypatch):
     for each in ("TMPDIR", "RAY_TMPDIR"):
