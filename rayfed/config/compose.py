@@ -523,14 +523,24 @@ def _of_examples(name: str) -> dict[str, Any]:
     return {} if value is None or isinstance(value, type) else dict(make_reader(value).section)
 
 
+def _check_no_path(model: str) -> None:
+    """Raise ConfigError for a path in place of the name of a model."""
+    if Path(model).is_absolute():
+        raise ConfigError(
+            f"model: {shown(model)} is a path; for transformers, set model=hf/{model[:MOST_SHOWN]}"
+        )
+
+
 def _check_choice(group: str, name: str) -> None:
     """Raise ConfigError unless the group has this choice."""
-    if group == "model" and Path(name).is_absolute():
-        raise ConfigError(
-            f"model: {shown(name)} is a path; for transformers, set model=hf/{name[:MOST_SHOWN]}"
-        )
-    if name in choices(group) or group == "model":
-        return
+    if group == "model":
+        _check_no_path(name)
+    elif name not in choices(group):
+        _check_other(group, name)
+
+
+def _check_other(group: str, name: str) -> None:
+    """Raise ConfigError unless a name that is no choice of the group is something else that it takes."""
     if group == "data" and name.startswith(HUB):
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name.removeprefix(HUB)):
             raise ConfigError(

@@ -153,8 +153,8 @@ def _candidates(choices: str, source: Tokenized, texts: int, tokenizer: Any) -> 
         answers = (tuple(source.whole(row)[1]) for row in range(texts))
         found = [list(own) for own in sorted({own for own in answers if own})]
     else:
-        texts = dict.fromkeys(text.strip() for text in choices.split("|"))
-        encoded = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts if text)
+        given = dict.fromkeys(text.strip() for text in choices.split("|"))
+        encoded = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in given if text)
         found = [[*own, tokenizer.eos_token_id] for own in encoded]
     if not 2 <= len(found) <= MOST_CHOICES:
         raise ConfigError(

@@ -225,7 +225,8 @@ class PageRun:
         if model != MODELS[0] or self.config.get("local", {}).get("stays"):
             return alone
         sets = {name: self.test_sets.get(name, name) for name in alone}
-        different = scores.groupby(sets).nunique()  # clients that keep statistics have models that differ
+        own_set = [sets[str(name)] for name in scores.index]
+        different = scores.groupby(own_set).nunique()  # clients that keep statistics have models that differ
         return {name: own if different[own] == 1 else name for name, own in sets.items()}
 
     @cached_property

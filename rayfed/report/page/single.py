@@ -386,7 +386,7 @@ def fairness(run: PageRun) -> Section:
 
 def test_sets(runs: Sequence[PageRun]) -> tuple[str, ...]:
     """A sentence on clients that share a test set and a model, and so a score; none where none do."""
-    counts = {}
+    counts: dict[tuple[int, int], None] = {}
     for run in runs:
         alike = run.scored_alike(run.deployed)
         if (distinct := len({*alike.values()})) < len(alike):
