@@ -251,6 +251,8 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
 def differing_values(methods: Mapping[str, Mapping[str, Any]]) -> str:
     """Says in which hyperparameters that they share compared methods differ; empty where in none.
 
+    `local.stays` is left out: `rayfed.report.final_table.own_tensors` says which tensors stay at clients.
+
     Args:
         methods: The config of each compared method as plain containers, by the name of the method.
     """
@@ -260,7 +262,7 @@ def differing_values(methods: Mapping[str, Mapping[str, Any]]) -> str:
             continue
         for half in HALVES:
             for key, value in config.get(half, {}).items():
-                if key != "name":
+                if key not in ("name", "stays"):
                     values.setdefault(f"{half}.{key}", {})[name] = value
     texts = [f"{key} is {text}" for key, each in values.items() if (text := _who_has_what(each))]
     return f"settings of the methods differ: {'; '.join(texts)}" if texts else ""

@@ -210,7 +210,9 @@ def on_heads(config: Config, folders: Mapping[str, Path], rule: str = LAST_ROUND
         rule: As of `head_notes`.
     """
     runs = [RunTables(path) for _, _, path in runs_in(config, folders)]
-    values = differing_values({run.config["algorithm"]: run.config for run in runs})
+    values = differing_values(
+        {run.config["algorithm"]: run.config for run in runs if "algorithm" in run.config}
+    )
     return (
         *cut_notes(runs),
         *head_notes(runs, rule),

@@ -190,7 +190,7 @@ def test_a_cluster_that_never_speaks_is_given_up(tmp_path, capsys, cache):
             f"cluster.address={address}",
         ]
         code = main([*overrides, f"output={tmp_path / 'r'}", f"data.cache={cache}"])
-    assert code == 2
+    assert code == 75  # it may answer later
     assert address in capsys.readouterr().err
 
 

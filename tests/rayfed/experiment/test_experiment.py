@@ -122,7 +122,9 @@ def test_a_run_knows_its_scores_clients_model_and_figures(tmp_path):
     assert len(run.plot().axes) == 2
     assert f"{100 * run.accuracy:.4g}%" in run._repr_html_()
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    with pytest.raises(AttributeError, match=r"no 'speed'; run\.metrics has: round"):
+    with pytest.raises(
+        AttributeError, match=r"no 'speed'; its score is run\.accuracy, and run\.metrics has: round"
+    ):
         _ = run.speed
     with pytest.raises(ConfigError, match="tuning: 'full' has no adapters in PEFT's format"):
         run.adapter(tmp_path / "adapter")

@@ -1,5 +1,7 @@
 """Several runs of one command: compared methods and folds, in one session, with one table and one figure."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -259,7 +261,7 @@ def test_the_error_names_every_part():
         failed = {"a": RayFedError("one"), "b": KeyError(), "c": err}
     said = r"3 of 4 methods failed: a: one; b: KeyError; c: KeyError: 'alpha' \(test_runner\.py, line \d+\)"
     with pytest.raises(PartsFailedError, match=said):
-        _raise_failures("method", failed, 4, "run")
+        _raise_failures("method", failed, 4, Path("run"))
 
 
 @pytest.mark.parametrize("where", ["cluster=local", "cluster=inline"])

@@ -30,7 +30,7 @@ def test_it_fills_and_says_how_far_each_row_is(tmp_path):
     assert "61.50 ± 0.71" in lines["none"]
     assert "2/2" in lines["none"]
     assert "1/2" in lines["FedGR"]
-    assert "0/2, seed 0: round 2/15" in lines["FedGC"]
+    assert "0/2, seed 0: round 2/50" in lines["FedGC"]
     assert "0/2, seed 0 failed" in lines["FedGCR"]
     assert "3 of 8 cells; " in shown(progress)
     assert "starting Ray" in shown(progress)
