@@ -59,8 +59,18 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
 def test_the_page_has_every_recipe():
     files = {"fedprox", "fedavgm", "scaffold", "bitfit", "arrays"}
     assert set(RECIPES) == {f"mine/{name}.py" for name in files} | {"make_digits.py", "test_mine.py"}
-    assert PAGE.count("```python") == len(RECIPES)
+    assert PAGE.count("```python") == len(RECIPES) + 1  # and the rule of which a part is shown
     assert len(COMMANDS) == len(files) + 2
+
+
+def test_the_rule_that_is_shown_weighs_by_square_roots(monkeypatch):
+    """Two clients with 4 and 16 examples."""
+    (shown,) = re.findall(r"```python\n(class SquareRoots.*?)```", PAGE, re.DOTALL)
+    names = {"Server": rayfed.Server}
+    exec(shown, names)
+    monkeypatch.setattr(rayfed.Server, "average", lambda self, state, updates, weights: weights)
+    updates = [rayfed.Update(client=str(n), num_examples=n) for n in (4, 16)]
+    assert names["SquareRoots"]().aggregate(None, None, updates) == pytest.approx([1 / 3, 2 / 3])
 
 
 @pytest.mark.parametrize("recipe", SHIPPED)
