@@ -9,6 +9,7 @@ The parts, one after the other (`PARTS`):
 - kernels: dropout and norms in Triton against the plain forms.
 - methods: one round of every method on the CPU and on the device, which drop the same; the largest difference
   of a tensor.
+- texts: the same for tiny encoders and language models, and for two clients that share their passes.
 - bits: the same tensors twice, with `deterministic`, and with streamed and resident images.
 - bf16: the device's bf16 against the CPU's.
 - settings: checkpointing, compile, parts of batches and joint passes against a run without them.
@@ -19,8 +20,8 @@ The parts, one after the other (`PARTS`):
 - actors: a default run, and four clients in 1, 2, 4 and the planned number of actors; needs Ray.
 
 The JSON file is written after every row. A part that fails is reported, and the others go on. At the end
-there is a block to paste into an issue, and, except for a rehearsal, the table in docs/gpu.md. The exit code
-is 1 if anything is not as it should be.
+there is a block to paste into an issue, and, except for a rehearsal, the tables of
+benchmarks/results/gpu.md. The exit code is 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ Row: TypeAlias = dict[str, Any]
 """Finding of a row; `bad` says what is not as it should be, `skipped` why it was not tried."""
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "benchmarks" / "results" / "gpu.md"
 TOLERANCE = 1e-3
 """Largest difference of a tensor, relative to its largest value, after one round in fp32."""
 
@@ -103,6 +104,19 @@ LORA = (
     "train.batch_size=32",
     "tensorboard=false",
 )
+TEXTS = (
+    *(
+        "algorithm=fedavg",
+        "tuning=lora",
+        "tuning.dropout=0",
+        "rounds=1",
+        "data=jsonl",
+        "data.val=0",
+        "model.size=32",
+    ),
+    *("data.partition.scheme=natural", "data.partition.min_samples=1", "train.batch_size=4", "train.group=1"),
+    "tensorboard=false",
+)
 LARGE = ("model=vit_base_patch16_224", "data.limit=512")
 SMALL = ("model=vit_mini", "model.options={depth: 2}", "data.limit=64")
 ONE = ("data.domains=[plain]",)
@@ -132,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="all without it")
     chosen = parser.parse_args(arguments)
     device = torch.device(chosen.device)
+    if device != HOST and device.index is None:
+        device = torch.device(device.type, 0)  # torch limits the memory of a numbered device only
     if device != HOST and not torch.get_device_module(device).is_available():
         sys.exit(
             f"gpu_check: torch {torch.__version__} sees no {device.type} on this machine: {reason(device)}; "
@@ -255,6 +271,36 @@ def difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> floa
         float((ours[key] - theirs[key]).abs().max() / ours[key].abs().max().clamp_min(1e-6)) for key in ours
     ]
     return max((value if value == value else float("inf") for value in found), default=0.0)
+
+
+def texts(place: Place) -> Iterator[Row]:
+    """One round of LoRA of tiny text models on the CPU and on the device, and of both clients at once."""
+    from tests.tiny_models import CONFIGS, DECODERS, save
+
+    with tempfile.TemporaryDirectory() as folder:
+        for family in CONFIGS:
+            is_decoder = family in DECODERS
+            model = save(family, Path(folder) / family, language=is_decoder)
+            rows = [
+                {"client": f"c{i % 2}", "text": f"where is card {i}", "label": f"{i % 3}"} for i in range(16)
+            ]
+            columns = "{prompt: text, completion: label" if is_decoder else "{text: text, label: label"
+            file = Path(folder) / "rows.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            overrides = [
+                *TEXTS,
+                f"data.root={file}",
+                f"data.columns={columns}, client: client}}",
+                f"model={model}",
+            ]
+            with dropping_as_devices():
+                ours, theirs = (played([*overrides, *SGD], where)[0] for where in (HOST, place.device))
+            found = {"a device": difference(ours, theirs)}
+            if place.device != HOST or is_decoder:  # in groups on a CPU encoders draw other dropout
+                together = played([*overrides, *SGD, "train.group=2"], place.device)[0]
+                found["groups"] = difference(theirs, together)
+            for what, value in found.items():
+                yield {"model": family, "what": what, "difference": value} | too_large(value, TOLERANCE)
 
 
 def products(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -389,7 +435,7 @@ def graphs(place: Place) -> Iterator[Row]:
     for precision in ("fp32", "bf16"):
         for group in (1, 4):
             common = (f"train.precision={precision}", f"train.group={group}")
-            known, _ = _with_graphs(place, *common)
+            known, _ = _with_graphs(place, *common, "train.graphs=false")
             found, made = _with_graphs(place, *common, "train.graphs=true")
             row = {"what": f"graphs for groups of {group}", "precision": precision, "same": found == known}
             row |= {"recorded": made.made, "passes": made.used} if made else {"recorded": 0, "passes": 0}
@@ -398,14 +444,31 @@ def graphs(place: Place) -> Iterator[Row]:
             elif made and not made.used:
                 row["bad"] = "no pass could be recorded"
             yield row
+    for name in place.methods:
+        yield _method_with_graphs(name, place.device)
 
 
 def _with_graphs(place: Place, *train: str) -> tuple[str, Any]:
     """Digest of the final tensors of four clients, and the graphs; None: there are none."""
-    setup = many(place, 4, 2 * BATCH, *train)
-    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
+    return _digest_and_graphs(many(place, 4, 2 * BATCH, *train), place.device)
+
+
+def _digest_and_graphs(setup: Setup, device: torch.device) -> tuple[str, Any]:
+    executor = InlineExecutor(setup.world, setup.weights, device=device)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     return digest(last.state.params), executor.worker.graphs
+
+
+def _method_with_graphs(name: str, device: torch.device) -> Row:
+    """Three rounds of a method with graphs, which must have the tensors of a run without."""
+    overrides = [*TINY, "rounds=3", f"algorithm={name}"]
+    try:
+        known, _ = _digest_and_graphs(prepare(load_config([*overrides, "train.graphs=false"])), device)
+        found, made = _digest_and_graphs(prepare(load_config([*overrides, "train.graphs=true"])), device)
+    except Exception as err:  # of any kind: a method that fails must not end the list
+        return {"method": name, "what": "graphs", "bad": f"{type(err).__name__}: {one_line(err)}"}
+    row = {"method": name, "what": "graphs", "same": found == known, "passes": made.used if made else 0}
+    return row if found == known else row | {"bad": "the tensors differ"}
 
 
 # Speed
@@ -419,7 +482,7 @@ BATCH = 8
 
 def clients(place: Place) -> Iterator[Row]:
     """Seconds of a round of LoRA in bf16 with many small clients, with and without what saves launches."""
-    together, graphs = ("train.group=16",), "train.graphs=true"
+    together, graphs = ("train.group=16", "train.graphs=false"), "train.graphs=true"
     ways: Mapping[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
         "everything and graphs": ((*together, graphs), ()),
         "everything": (together, ()),
@@ -433,7 +496,7 @@ def clients(place: Place) -> Iterator[Row]:
         ),
         "single steps of optimizers": (together, (patch.object(MemberModel, "join_steps"),)),
         "one by one with graphs": (("train.group=1", graphs), ()),
-        "one by one": (("train.group=1",), ()),
+        "one by one": (("train.group=1", "train.graphs=false"), ()),
     }
     shapes = ((4, 4), (2, 8)) if place.device == HOST else MANY
     for number, images in shapes:
@@ -443,6 +506,8 @@ def clients(place: Place) -> Iterator[Row]:
                     stack.enter_context(each)
                 row = {"clients": number, "images_each": images, "what": way}
                 yield row | {"seconds_per_round": _round_of(place, number, images, train)}
+        row = {"clients": number, "images_each": images, "what": "plain PyTorch"}
+        yield row | {"seconds_per_round": _plain_round_of(place, number, images)}
 
 
 def _round_of(place: Place, number: int, images: int, train: Sequence[str]) -> float:
@@ -453,6 +518,58 @@ def _round_of(place: Place, number: int, images: int, train: Sequence[str]) -> f
     next(rounds)
     next(rounds)
     return round(seconds(lambda: next(rounds)), 4)
+
+
+def _plain_round_of(place: Place, number: int, images: int) -> float:
+    """Seconds of the last of three rounds in plain PyTorch: clients one after the other, and a mean."""
+    device = place.device
+    setup = many(place, number, images, "train.precision=bf16")
+    net = _plain_network(setup, device, "bf16")
+    pixels, labels = (torch.tensor(x).to(device) for x in (setup.dataset.images, setup.dataset.labels))
+    live = [p for p in net.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in live]
+
+    def one_round() -> None:
+        answers = []
+        for client in setup.partition.clients:
+            torch._foreach_copy_([p.detach() for p in live], start)
+            optimizer = _plain_optimizer(live, device)
+            rows = torch.tensor(client.train)[torch.randperm(len(client.train))].to(device)
+            for batch in rows.split(BATCH):
+                _plain_step(net, optimizer, pixels[batch], labels[batch])
+            answers.append([p.detach().clone() for p in live])
+        for kept, *own in zip(start, *answers, strict=True):
+            kept.copy_(torch.stack(own).mean(0))
+        float(start[0].sum())  # waits for the device
+
+    one_round()
+    one_round()
+    return round(seconds(one_round), 4)
+
+
+def _plain_network(setup: Setup, device: torch.device, precision: Precision) -> Backbone:
+    """The network as torch computes it; in bf16 it is stored and cast as the engine does it."""
+    net = setup.world.skeleton()
+    attach(net, setup.weights)
+    net.to(device).train()
+    net.mixed = precision == "bf16"
+    set_products(device, precision)
+    return net
+
+
+def _plain_optimizer(live: Sequence[Tensor], device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer of `tuning=lora`, in one launch on CUDA."""
+    return torch.optim.AdamW(live, lr=0.001, weight_decay=0, fused=device.type == "cuda")
+
+
+def _plain_step(net: Backbone, optimizer: torch.optim.Optimizer, pixels: Tensor, labels: Tensor) -> Tensor:
+    """One step of plain PyTorch; returns the loss."""
+    x = pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+    loss = torch.nn.functional.cross_entropy(net(x), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 def many(place: Place, number: int, images: int, *train: str) -> Setup:
@@ -503,22 +620,14 @@ def plainly_trained(place: Place, precision: Precision) -> Row:
     rows = next(iter(setup.partition.clients)).train
     pixels = torch.from_numpy(setup.dataset.images[rows]).to(device)
     labels = torch.from_numpy(setup.dataset.labels[rows]).to(device)
-    net = setup.world.skeleton()
-    attach(net, setup.weights)
-    net.to(device).train()
-    net.mixed = precision == "bf16"
-    set_products(device, precision)
+    net = _plain_network(setup, device, precision)
     live = [p for p in net.parameters() if p.requires_grad]
 
     def one_pass() -> None:
-        optimizer = torch.optim.SGD(live, lr=0.02, momentum=0.9)
+        optimizer = _plain_optimizer(live, device)
         for batch in torch.randperm(len(rows)).to(device).split(32):
-            x = pixels[batch].permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-            loss = torch.nn.functional.cross_entropy(net(x), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        float(loss.detach())  # waits for the device
+            loss = _plain_step(net, optimizer, pixels[batch], labels[batch])
+        float(loss)  # waits for the device
 
     for _ in range(2):
         one_pass()
@@ -671,6 +780,7 @@ def shared(overrides: Sequence[str]) -> Row:
 PARTS: Mapping[str, Callable[[Place], Iterator[Row]]] = {
     "kernels": kernels,
     "methods": methods,
+    "texts": texts,
     "bits": bits,
     "bf16": bf16,
     "settings": settings,
@@ -697,7 +807,7 @@ def wrong(found: Row) -> dict[str, list[str]]:
 
 def name_of(row: Row) -> str:
     """Subject of a row: its values before the first number that was found."""
-    known = ("method", "what", "setting", "precision", "images", "actors")
+    known = ("method", "model", "what", "setting", "precision", "images", "actors")
     return " ".join(str(row[key]) for key in known if key in row) or "this part"
 
 
@@ -741,12 +851,10 @@ def page(text: str, found: Row) -> str:
     if largest:
         lines.append(f"Largest relative differences of a tensor from the CPU: {', '.join(largest)}.")
     many = [
-        f"{row['clients']} with {row['images_each']} images, {row['what']}: {row['seconds_per_round']} s"
+        f"| {row['clients']} | {row['images_each']} | {row['what']} | {row['seconds_per_round']} |"
         for row in parts.get("clients", ())
         if "seconds_per_round" in row
     ]
-    if many:
-        lines.append(f"A round of small clients in bf16: {'; '.join(many)}.")
     if shares:
         mps = "with" if machine["mps"] else "without"
         lines.append(f"A round of four clients: {', '.join(shares)} actors, {mps} MPS.")
@@ -757,6 +865,8 @@ def page(text: str, found: Row) -> str:
         if "planned_gigabytes" in row
     ]
     lines += [f"Not as it should be: {part}: {text}." for part, bad in wrong(found).items() for text in bad]
+    if many:
+        lines += ["", "| clients | images each | bf16 | seconds a round |", "|---:|---:|---|---:|", *many]
     if rows:
         lines += [
             "",

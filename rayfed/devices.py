@@ -30,6 +30,9 @@ Deterministic: TypeAlias = Literal["auto"] | bool
 USABLE = 0.9
 """Share of a GPU's memory that is planned with; the rest is for other users and for fragmentation."""
 
+FROZEN_BY_PYTHON = gc.get_freeze_count()
+"""Objects that Python itself leaves out of garbage collection; Python 3.12 does so with a few hundred."""
+
 ALLOCATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables by which a user sets how torch allocates; every version since 2.6 reads the last one."""
 
@@ -508,7 +511,7 @@ def give_back(device: torch.device) -> None:
     """
     if device == HOST:
         return
-    hidden = gc.get_freeze_count()
+    hidden = gc.get_freeze_count() > FROZEN_BY_PYTHON
     gc.unfreeze()  # objects that a client actor leaves out of garbage collection may hold tensors
     gc.collect()
     if hidden:

@@ -559,7 +559,7 @@ class GpuPlans:
 
 def needs_gpu(train: TrainConfig) -> bool:
     """Whether clients can be trained so on a GPU only."""
-    return train.graphs or train.base_bits is not None
+    return train.graphs is True or train.base_bits is not None
 
 
 def check_gpu(train: TrainConfig, has_gpu: bool) -> None:
@@ -568,7 +568,7 @@ def check_gpu(train: TrainConfig, has_gpu: bool) -> None:
     Raises:
         ConfigError: They do not.
     """
-    if train.graphs and not has_gpu:
+    if train.graphs is True and not has_gpu:
         raise ConfigError(
             "train.graphs: true records operations of a GPU, and clients run on the CPU here, where only "
             "false is allowed; leave it out, or let clients use a GPU (cluster.gpus_per_actor=1, in one "

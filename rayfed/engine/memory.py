@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar
 
 import psutil
 import torch
@@ -27,6 +28,8 @@ from rayfed.errors import ConfigError, ResourceError, one_line
 from rayfed.executors.worker import World
 from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
+from rayfed.federation.method_registry import Parts
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.base import trainable
@@ -234,6 +237,56 @@ def check_micro_batch(config: Config, local: Local, whole_batch: str) -> None:
             f"train.micro_batch: {size} cannot be used with {why}; leave it out, or use a smaller "
             f"train.batch_size"
         )
+
+
+def _check_base(train: TrainConfig, model: Backbone) -> None:
+    if train.base_bits is None:
+        return
+    if model.tokenizer is None:
+        reason = f"is for models of transformers, not for {model.label!r}; leave it out"
+    elif train.compile or train.graphs is True:
+        reason = "cannot be used with train.compile and train.graphs; leave one of the two out"
+    elif find_spec("bitsandbytes") is None:
+        reason = (
+            'needs bitsandbytes, which computes on GPUs of NVIDIA: pip install "rayfed-sim[quantized]"; '
+            "leave it out, or use train.precision=bf16"
+        )
+    else:
+        return
+    raise ConfigError(f"train.base_bits: {train.base_bits} {reason}")
+
+
+def allowed_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
+    """The value of `train.graphs`, false in place of `auto` where passes cannot be recorded.
+
+    Raises:
+        ConfigError: They cannot, and the value is true.
+    """
+    _check_base(train, model)
+    if not train.graphs:
+        return False
+    from rayfed.models.graphs import why_no_graphs
+
+    ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
+    curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
+    if parts.local.changes_passes:
+        ways.append("the method changes what the network computes between passes")
+    reason = next(iter((*ways, *curved)), why_no_graphs(model))
+    if train.graphs == "auto":
+        others = not all(map(_ships_with_rayfed, (parts.local, parts.tuning)))
+        return False if reason or others or train.base_bits is not None else "auto"
+    if reason:
+        raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
+    return True
+
+
+def _ships_with_rayfed(part: object) -> bool:
+    """Whether a part of a method is not code of the user, which may do more than start operations."""
+    return type(part).__module__.partition(".")[0] in ("algorithms", "rayfed")
+
+
+OTHER_WAYS = ("checkpointing", "compile")
+"""Keys of `train` with which the network is not run as one sequence of operations."""
 
 
 def why_whole_batches(config: Config, local: Local, whole_batch: str) -> str:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +37,7 @@ from rayfed.engine.built_once import Built, Shared
 from rayfed.engine.loop import Training, adaptation_of
 from rayfed.engine.memory import (
     GB,
+    allowed_graphs,
     check_counts,
     check_memory,
     check_micro_batch,
@@ -344,7 +344,7 @@ def prepare(
     model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build(world)))
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
-    _check_graphs(config.train, parts, bare)
+    world = replace(world, train=replace(world.train, graphs=allowed_graphs(world.train, parts, bare)))
     head = head_of(bare, world.stays)
     check_head(config.head, head, config.tuning["name"])
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
@@ -619,41 +619,6 @@ def _check_compile(config: Config, parts: Parts) -> None:
             "train.compile: true cannot be used with capacity, because each choice of blocks would be "
             "compiled, and after eight of them no more; leave out one of the two"
         )
-
-
-def _check_base(train: TrainConfig, model: Backbone) -> None:
-    if train.base_bits is None:
-        return
-    if model.tokenizer is None:
-        reason = f"is for models of transformers, not for {model.label!r}; leave it out"
-    elif train.compile or train.graphs:
-        reason = "cannot be used with train.compile and train.graphs; leave one of the two out"
-    elif find_spec("bitsandbytes") is None:
-        reason = (
-            'needs bitsandbytes, which computes on GPUs of NVIDIA: pip install "rayfed-sim[quantized]"; '
-            "leave it out, or use train.precision=bf16"
-        )
-    else:
-        return
-    raise ConfigError(f"train.base_bits: {train.base_bits} {reason}")
-
-
-def _check_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> None:
-    _check_base(train, model)
-    if not train.graphs:
-        return
-    from rayfed.models.graphs import why_no_graphs
-
-    ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
-    curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
-    if parts.local.changes_passes:
-        ways.append("the method changes what the network computes between passes")
-    if reason := next(iter((*ways, *curved)), why_no_graphs(model)):
-        raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
-
-
-OTHER_WAYS = ("checkpointing", "compile")
-"""Keys of `train` with which the network is not run as one sequence of operations."""
 
 
 def _train(train: TrainConfig, partition: Partition) -> TrainConfig:

@@ -552,12 +552,14 @@ class Worker:
         raise failed  # here, where it has no context, whose frames would hold the tensors of the call
 
     def _give_back_after(self, failed: RayFedError | None, call: Call) -> None:
-        """Give back what a failed call had of the memory of the device.
+        """Give back what a failed call had of the memory of the device, and the graphs that `auto` made.
 
         Raises:
             DeviceError: The device has failed, which another error had hidden.
         """
         hidden = None
+        if isinstance(failed, DeviceMemoryError) and self._world.train.graphs == "auto":
+            self._model.graphs = None
         try:
             give_back(self._device)
         except RuntimeError as err:

@@ -34,7 +34,7 @@ class TrainKeys(TypedDict, total=False):
     micro_batch: int | None
     precision: Literal["fp32", "tf32", "bf16"]
     compile: bool
-    graphs: bool
+    graphs: Literal["auto"] | bool
     base_bits: Literal[4] | None
 
 

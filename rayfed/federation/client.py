@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeAlias
+from functools import cache, partialmethod
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,9 +134,33 @@ def _without_compiler(name: str) -> Callable[..., torch.optim.Optimizer]:
     """
     kind = KINDS[name]
     marked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    bare = {name: inspect.unwrap(getattr(kind, name)) for name in marked}
-    step = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), {**bare, "step": step})
+    bare: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in marked}
+    bare["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    if name != "sgd":
+        bare["_init_group"] = partialmethod(_with_joint_zeros, inspect.unwrap(cast(Any, kind)._init_group))
+    return type(kind.__name__, (kind,), bare)
+
+
+def _with_joint_zeros(
+    optimizer: torch.optim.Optimizer, find: Callable[..., Any], group: dict[str, Any], *lists: Any
+) -> Any:
+    """Let fused Adam find its state, which begins as views of one tensor of zeros.
+
+    Torch makes three tensors for each parameter in the first step of a client, in one operation each.
+    """
+    new = [p for p in group["params"] if p.grad is not None and not optimizer.state.get(p)]
+    alike = len({(p.device, p.dtype) for p in new}) == 1 and all(p.is_contiguous() for p in new)
+    if group["fused"] and not group["amsgrad"] and alike:
+        places = [-(-p.numel() // 64) * 64 for p in new]  # kernels read aligned values four at a time
+        zeros = new[0].new_zeros(2 * sum(places) + len(new), requires_grad=False)
+        first, second, counts = zeros.split([sum(places), sum(places), len(new)])
+        for p, mean, square, count in zip(
+            new, first.split(places), second.split(places), counts.float().unbind(), strict=True
+        ):
+            state = optimizer.state[p]
+            state["step"] = count
+            state["exp_avg"], state["exp_avg_sq"] = (x[: p.numel()].view(p.shape) for x in (mean, square))
+    return find(optimizer, group, *lists)
 
 
 def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:

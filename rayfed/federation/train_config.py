@@ -64,10 +64,13 @@ class TrainConfig:
             the frozen network is stored in it. Trained tensors, the optimizer, heads, losses and the server
             are in fp32 always.
         base_bits: Bits of the frozen weights of linear layers of a text model: 4 stores them as NF4 by
-            bitsandbytes, on CUDA only. Adapters and the residual of `tuning.residual` stay in float32. It has
-            not run on a GPU yet. None: as `precision` says.
+            bitsandbytes, on CUDA only. Adapters and the residual of `tuning.residual` stay in float32. None:
+            as `precision` says.
         graphs: On CUDA, record the operations of the network once for each shape, and start them together
-            afterwards (`rayfed.models.graphs`): the same result with fewer launches, in more memory.
+            afterwards (`rayfed.models.graphs`): the same result with fewer launches, in more memory. `auto`:
+            with methods, tuning schemes and networks that ship with RayFed, where passes can be recorded; a
+            process that is short of memory goes on without them. true: the run is refused where passes
+            cannot be recorded.
         compile: Compile the network with torch.compile, which takes minutes at first, changes rounding, and
             lets dropout draw other random numbers.
     """
@@ -98,7 +101,7 @@ class TrainConfig:
     micro_batch: Count | None = None
     precision: Precision = "fp32"
     compile: bool = False
-    graphs: bool = False
+    graphs: Literal["auto"] | bool = "auto"
     base_bits: Literal[4] | None = None
 
     @property
@@ -178,7 +181,7 @@ class Smaller:
         part = min(train.micro_batch or batch, batch)
         parts = _halves(part) if self.micro_batch else ()
         recomputes = (True,) if self.checkpointing and not train.checkpointing else ()
-        plain = [replace(train, graphs=False)] if train.graphs else []
+        plain = [replace(train, graphs=False)] if train.graphs is True else []
         by_key = {
             "graphs": plain,
             "micro_batch": [replace(train, micro_batch=n) for n in parts],

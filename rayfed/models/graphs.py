@@ -320,7 +320,7 @@ class Graphs:
             return False
         self.made += 1
         if len(self._recorded) == MOST:
-            log.warning("train.graphs: %d kinds of passes are recorded; others get no graph", MOST)
+            log.info("train.graphs: %d kinds of passes are recorded; others get no graph", MOST)
         return True
 
     def _record(

@@ -14,6 +14,7 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.gpu_check import SMALL, Place
 from rayfed.devices import HOST
+from tests import tiny_models
 from tests.conftest import ROOT
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
@@ -91,10 +92,10 @@ def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
     monkeypatch.setattr(gpu_check, "MANY", ((2, 4),))
     with pretended() as device, mixed_precision(), recording():
         rows = list(gpu_check.clients(Place(torch.device(device.name), SMALL)))
-    assert len(rows) == len(seen) == 7
-    graphs, everything, plain, batches, single, each, alone = seen
+    assert len(rows) == len(seen) == 8
+    graphs, everything, plain, batches, single, each, alone, torch_alone = seen
     assert graphs < everything < min(plain, batches, single)
-    assert each < max(plain, single) < alone
+    assert each < max(plain, single) < alone < torch_alone
 
 
 @pytest.mark.slow
@@ -234,10 +235,13 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert {row["method"]: row["difference"] for row in parts["methods"]} == {"fedavg": 0, "ditto": 0}
     assert [row["precision"] for row in parts["plain"]] == ["fp32", "tf32", "bf16"]
     assert len(parts["training"]) == 6
-    assert len(parts["clients"]) == 14
-    assert [(row["same"], row["passes"]) for row in parts["graphs"]] == [(True, 0)] * 4
+    assert len(parts["clients"]) == 16
+    assert [(row["same"], row["passes"]) for row in parts["graphs"]] == [(True, 0)] * 6
+    texts = {(row["model"], row["what"]) for row in parts["texts"]}
+    assert texts >= {(family, "a device") for family in tiny_models.CONFIGS}
+    assert texts >= {(family, "groups") for family in tiny_models.DECODERS}
     assert all(row["seconds_per_round"] > 0 for row in parts["clients"])
-    assert [row["what"] for row in parts["clients"]][6] == "one by one"
+    assert [row["what"] for row in parts["clients"]][6:8] == ["one by one", "plain PyTorch"]
     assert "skipped" in parts["kernels"][0]
     assert [row["actors"] for row in parts["actors"]] == ["a default run", 1, 2, 4, "auto"]
     assert len({row["sha256"] for row in parts["actors"][1:]}) == 1

@@ -1,5 +1,7 @@
 """The state of optimizers goes from visit to visit, tensor by tensor, for every method."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch._subclasses import FakeTensorMode
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation import client
 from rayfed.federation.client import OPTIMIZERS, make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import repeats_itself_after_an_interruption, small_setup
@@ -34,6 +37,30 @@ def test_an_optimizer_of_cuda_is_one_kernel_unless_it_keeps_counts_of_steps(kind
         there = make_optimizer(config, [nn.Parameter(torch.ones(3, device="cuda"))])
     assert bool(there.defaults["fused"]) == (kind == "sgd" or not keeps)
     assert not make_optimizer(config, named().values()).defaults["fused"]
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_the_state_of_fused_adam_begins_as_one_tensor_of_zeros_with_the_bits_of_torch(kind, monkeypatch):
+    monkeypatch.setattr(client, "_is_fused", lambda config, params: True)
+    config = TrainConfig(optimizer=kind, lr=0.01, weight_decay=0.1)
+    made = {"torch": client.KINDS[kind], "ours": partial(make_optimizer, config)}
+    found, states = {}, {}
+    for who, make in made.items():
+        params = {n: nn.Parameter(torch.linspace(1, 2, 65 * n).view(n, 65)) for n in (1, 2, 3)}
+        own = {"lr": 0.01, "weight_decay": 0.1, "betas": config.betas, "eps": config.eps, "fused": True}
+        optimizer = make(params.values(), **own) if who == "torch" else make(params.values())
+        for step in range(3):
+            for n, p in params.items():  # the last one has no gradient in the first step
+                p.grad = None if n == 3 and not step else p.detach().square() - 1.5
+            optimizer.step()
+        found[who] = [p.detach() for p in params.values()]
+        states[who] = [optimizer.state[p] for p in params.values()]
+    assert all(map(torch.equal, found["ours"], found["torch"]))
+    for ours, theirs in zip(states["ours"], states["torch"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    places = {state[key].untyped_storage().data_ptr() for state in states["ours"] for key in state}
+    assert len(places) == 2  # one for each step in which tensors begin
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from rayfed.engine.loop import run_rounds
+from rayfed.engine.memory import allowed_graphs
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation.local import Local
+from rayfed.federation.method_registry import Parts
+from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models import trunk
 from rayfed.testing import small_setup
 from tests.conftest import ROOT, STEADY
@@ -99,6 +104,28 @@ def test_checkpointing_is_refused_where_it_cannot_work(overrides, words):
         small_setup("algorithm=fedavg", *overrides, "train.checkpointing=true")
     assert words in str(caught.value)
     assert str(caught.value).startswith("train.checkpointing: ")
+
+
+def test_graphs_are_recorded_by_default_for_what_ships_with_rayfed():
+    def graphs(*overrides):
+        return small_setup(*overrides).world.train.graphs
+
+    assert graphs("algorithm=fedavg", "tuning=lora") == "auto"
+    assert graphs("algorithm=fedgcr", "tuning=gc_prompt") == "auto"
+    assert graphs("algorithm=fedavg", "tuning=lora", "train.graphs=false") is False
+    assert graphs("algorithm=fedavg", "tuning=lora", "train.graphs=true") is True
+    for never in ("train.checkpointing=true", "tuning=full"):
+        assert graphs("algorithm=fedavg", never) is False
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("auto", False), (True, True), (False, False)])
+def test_graphs_of_a_users_method_are_recorded_if_they_are_asked_for(wanted, found):
+    class Own(Local):
+        """A client half of a user, which may do more than start operations."""
+
+    world = small_setup("algorithm=fedavg", "tuning=lora").world
+    parts = Parts(server=Server(), local=Own(), tuning=world.tuning)
+    assert allowed_graphs(TrainConfig(graphs=wanted), parts, world.skeleton()) is found
 
 
 def test_compiling_is_refused_where_it_cannot_work(monkeypatch):

@@ -1,6 +1,7 @@
 """Groups of clients on a device: the updates of single clients there, and what a lack of memory does."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,6 +145,21 @@ def test_a_graph_that_does_not_fit_ends_the_run_and_says_what_would():
             played(setup, 4, rounds=2, executor=executor)
         assert its.live == rest
     assert recorders[0].records == 0
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_graphs_that_do_not_fit_are_given_up_by_default(group):
+    setup = prepared("algorithm=fedavg", "train.batch_size=4", "data.limit=24")
+    assert setup.world.train.graphs == "auto"
+    plain = replace(setup, world=replace(setup.world, train=replace(setup.world.train, graphs=False)))
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
+    with pretended() as device, memory(10**9), recording({1: full}) as recorders:
+        _, known = played(plain, group, rounds=2, executor=Answers(plain, device=device.name))
+        executor = Answers(setup, device=device.name)
+        _, found = played(setup, group, rounds=2, executor=executor)
+    assert [recorder.records for recorder in recorders] == [0]
+    assert executor.worker.graphs is None
+    assert digest(known) == digest(found)
 
 
 def test_a_device_that_fails_in_a_group_runs_no_other_call(monkeypatch):
