@@ -44,7 +44,8 @@ Scores = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 def collect(job: Path) -> Path:
     """Write the scores of a job of `rayfed.reproduce` to a file of this folder, named after its table.
 
-    A setting with a cell that is not finished keeps the scores that the file has of it.
+    A setting with a cell that is not finished keeps the scores that the file has of it, as do rows that the
+    job does not have.
 
     Args:
         job: Folder of the job.
@@ -63,7 +64,9 @@ def collect(job: Path) -> Path:
         cells = [cell for cell in found["cells"] if cell["setting"] == setting]
         if all(cell["scores"] for cell in cells):
             ordered = sorted(cells, key=lambda cell: (found["rows"].index(cell["row"]), cell["seed"]))
-            lines[setting] = [
+            mine = {cell["row"] for cell in cells}
+            kept = [line for line in lines.get(setting, []) if line[1] not in mine]
+            lines[setting] = kept + [
                 [setting, cell["row"], str(cell["seed"]), measure, f"{value:.6g}"]
                 for cell in ordered
                 for measure, value in cell["scores"].items()

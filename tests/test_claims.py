@@ -110,3 +110,10 @@ def test_scores_come_from_a_finished_job(tmp_path, monkeypatch):
     (tmp_path / "reproduction.json").write_text(json.dumps(job))
     with claim_tables.collect(tmp_path).open() as stream:
         assert [line["setting"] for line in csv.DictReader(stream)] == ["a"] * 4 + ["b"] * 4
+    job["cells"] = [{**cell, "setting": "b", "row": "three"}]  # and other rows of the same setting
+    job["cells"][0]["seed"] = 0
+    job["rows"] = ["three"]
+    (tmp_path / "reproduction.json").write_text(json.dumps(job))
+    with claim_tables.collect(tmp_path).open() as stream:
+        rows = [line["row"] for line in csv.DictReader(stream) if line["setting"] == "b"]
+    assert rows == ["one", "one", "two", "two", "three"]
