@@ -28,15 +28,22 @@ class Augmentation:
         transform: Changes one image with values in [0, 1], shape (C, H, W).
         mean, std: Mean and standard deviation by channel that the images were normalized with; the first one
             counts for every channel of images with another number of channels.
+        any_values: Images are arrays of a user with any values, which are not cut to [0, 1].
     """
 
     transform: Callable[[Tensor], Tensor]
     mean: Channels
     std: Channels
+    any_values: bool = False
 
     @classmethod
     def of(
-        cls, config: AugmentConfig, size: int | tuple[int, int], mean: Channels, std: Channels
+        cls,
+        config: AugmentConfig,
+        size: int | tuple[int, int],
+        mean: Channels,
+        std: Channels,
+        any_values: bool = False,
     ) -> Augmentation:
         """The changes that a config section names, in its order.
 
@@ -45,10 +52,11 @@ class Augmentation:
             size: Height and width of the images in pixels, one number or both.
             mean: Mean by channel that the images are normalized with.
             std: Standard deviation by channel.
+            any_values: As of the class.
         """
         from torchvision.transforms import v2
 
-        return cls(v2.Compose(_transforms(config, size)), mean, std)
+        return cls(v2.Compose(_transforms(config, size)), mean, std, any_values)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, seed: int) -> Tensor:
@@ -63,7 +71,9 @@ class Augmentation:
         """
         mean = _by_channel(self.mean, x.shape[1], x.device)
         std = _by_channel(self.std, x.shape[1], x.device)
-        pixels = (x * std + mean).clamp_(0, 1)
+        pixels = x * std + mean
+        if not self.any_values:
+            pixels.clamp_(0, 1)  # normalization rounds
         with cpu_seeded(seed):
             changed = torch.stack([self.transform(image) for image in pixels])
         return (changed - mean) / std

@@ -31,7 +31,6 @@ from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
-from rayfed.tuning.lora import LEAVES
 from rayfed.types import Params, Row
 from rayfed.user_files import without_nonfinite
 from rayfed.user_objects import records
@@ -81,8 +80,8 @@ class Keeping:
         about: dict[str, Any] = {"model_name": config.model.name}
         if setup.world.objective.tokens:
             about["names"] = library_names(setup.world.skeleton())
-        if getattr(setup.world.tuning, "freeze_a", False):
-            about["fixed"] = fixed_factors(setup.weights)
+        if ends := getattr(setup.world.tuning, "fixed_ends", ()):
+            about["fixed"] = start_values(setup.weights, ends)
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
@@ -99,11 +98,16 @@ class Keeping:
         )
 
 
-def fixed_factors(weights: Weights) -> Params:
-    """Start values of the factors of LoRA, float32, by global name. Args: weights: by module name."""
+def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:
+    """Start values of the tensors whose global names end so, float32, by global name.
+
+    Args:
+        weights: All tensors of the initial model, by module name.
+        ends: Ends of the wanted names.
+    """
     found = {}
     for slot, array in weights.items():
-        if (name := global_name(slot)).endswith(LEAVES):
+        if (name := global_name(slot)).endswith(ends):
             value = torch.from_numpy(np.array(array))
             found[name] = (value.view(torch.bfloat16) if value.dtype == torch.int16 else value).float()
     return found

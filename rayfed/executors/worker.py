@@ -494,7 +494,7 @@ class Worker:
         self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)
         shape = model.example[0] if isinstance(model, OwnBackbone) else ()
         sides = (shape[-2], shape[-1]) if len(shape) > 1 else model.size
-        self._augment = Augmentation.of(world.augment, sides, *scale) if world.augment else None
+        self._augment = Augmentation.of(world.augment, sides, *scale, dataset.own) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
 
     def _folder(self) -> FeatureFolder | None:

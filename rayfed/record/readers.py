@@ -151,7 +151,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of rounds.jsonl, one per round, checked to be rounds 1, 2, 3 and so on."""
     path = folder / ROWS
-    advice = "; python -m rayfed.resume writes it anew from the history" if has_checkpoint(folder) else ""
+    again = "; python -m rayfed.resume writes it anew from the history (own objects: Experiment.resume)"
+    advice = again if has_checkpoint(folder) else ""
     try:
         rows = read_lines(path)
     except DamagedError as err:

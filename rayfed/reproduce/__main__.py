@@ -129,7 +129,8 @@ def _run(job: TableJob, args: argparse.Namespace) -> Reproduction:
         with use_screen(Screen()) if quiet else nullcontext():
             return reproduce(job, _teller(quiet), progress)
     except KeyboardInterrupt as err:
-        err.add_note(progress.advice)
+        if progress.advice not in getattr(err, "__notes__", ()):  # a cell that ran may have added it
+            err.add_note(progress.advice)
         raise
 
 

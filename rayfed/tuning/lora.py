@@ -135,15 +135,15 @@ class Lora:
             model_name: Name of the adapted model; stored in adapter_config.json.
             names: Names in the library of a model of transformers, whose trained classifier is saved too, for
                 `PeftModel.from_pretrained(AutoModelForSequenceClassification...)`; None: another model.
-            fixed: Start values of all factors by global name, of which those of A are used under `freeze_a`.
+            fixed: Tensors of the adapters that stayed at their start values, those with `fixed_ends`.
 
         Returns:
             The contents of adapter_config.json and adapter_model.safetensors, by name of the file.
         """
         from safetensors.torch import save
 
-        kept = {n: v for n, v in (fixed or {}).items() if self.freeze_a and n.endswith(FROZEN)}
-        factors = {n: v.contiguous() for n, v in (kept | dict(params)).items() if n.endswith(LEAVES)}
+        all_of_them = {**(fixed or {}), **params}
+        factors = {n: v.contiguous() for n, v in all_of_them.items() if n.endswith(LEAVES)}
         layers = sorted({name.rpartition(".")[0] for name in factors})
         if len(factors) != 2 * len(layers) or not layers or self.residual:
             return {}
@@ -178,6 +178,11 @@ class Lora:
             "adapter_config.json": json.dumps(about, indent=2, sort_keys=True).encode(),
             "adapter_model.safetensors": save(named, metadata={"format": "pt"}),
         }
+
+    @property
+    def fixed_ends(self) -> tuple[str, ...]:
+        """Ends of the global names of tensors that adapters have, and that stay at their start values."""
+        return FROZEN if self.freeze_a else ()
 
     @property
     def _alpha(self) -> float:

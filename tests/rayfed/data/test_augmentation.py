@@ -45,6 +45,14 @@ def test_images_of_a_user_keep_their_channels_and_sides(channels):
     assert not torch.equal(changed, pixels)
 
 
+def test_values_of_a_user_outside_of_0_to_1_stay_as_they_are():
+    arrays = torch.linspace(-3, 5, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+    own = Augmentation.of(AugmentConfig(flip=Flip(p=1.0)), 8, (0.0,) * 3, (1.0,) * 3, any_values=True)
+    assert torch.equal(own(arrays, 1), arrays.flip(-1))
+    usual = Augmentation.of(AugmentConfig(flip=Flip(p=1.0)), 8, (0.0,) * 3, (1.0,) * 3)
+    assert torch.equal(usual(arrays, 1), arrays.clamp(0, 1).flip(-1))
+
+
 def images(num=4, size=16):
     return torch.rand(num, 3, size, size, generator=torch.Generator().manual_seed(2))
 

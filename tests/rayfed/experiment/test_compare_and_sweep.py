@@ -1,5 +1,7 @@
 """Comparisons over seeds and searches."""
 
+import re
+
 import pytest
 
 import rayfed
@@ -84,6 +86,13 @@ def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):
     other = {**pair, "fast": own(rounds=1, train={"lr": 0.5})}
     with pytest.raises(ConfigError, match=r"train.lr: 0.5 would change the result of .*fast-seed0"):
         rayfed.compare(other, output=tmp_path / "both", quiet=True)
+
+
+def test_a_comparison_notes_settings_of_methods_that_differ():
+    pair = [own(method="fedprox", rounds=1), own(method="fedprox", rounds=1, local={"mu": 0.3})]
+    [note] = rayfed.compare(pair, quiet=True).notes
+    assert re.search(r"local\.mu is .* with fedprox, 0\.3 with fedprox-2", note)
+    assert rayfed.compare([pair[0], pair[0].changed(rounds=2)], quiet=True).notes == []
 
 
 def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rayfed.errors import ConfigError
-from rayfed.reproduce.__main__ import small_scale_named
+from rayfed.reproduce.__main__ import main, small_scale_named
 from rayfed.reproduce.job import make_job
 from tests.conftest import ROOT
 
@@ -42,6 +42,25 @@ def test_missing_data_of_a_paper_are_answered_with_the_scale_that_needs_none(sca
     with pytest.raises(ConfigError) as caught, small_scale_named(make_job("fedgcr/table5", scale)):
         raise ConfigError(message)
     assert getattr(caught.value, "__notes__", []) == notes
+
+
+def test_an_interruption_gives_its_advice_once(tmp_path, cache, monkeypatch, capsys):
+    def stop(job, tell, progress):
+        err = KeyboardInterrupt()
+        err.add_note(progress.advice)  # as a cell does that runs in this process
+        raise err
+
+    monkeypatch.setattr("rayfed.reproduce.run_job.reproduce", stop)
+    table = [
+        "fedsa_lora/glue",
+        "--scale",
+        "mini",
+        "--quiet",
+        f"output={tmp_path / 'job'}",
+        f"data.cache={cache}",
+    ]
+    assert main(table) == 130
+    assert capsys.readouterr().err.count("what is finished is kept") == 1
 
 
 @pytest.mark.slow
