@@ -600,6 +600,7 @@ HARMLESS = (
     "data.root",
     "data.cache",
     "train.cache_memory",
+    "train.graphs",
     "evaluation.model_of",
 )
 """Keys that may change: where clients run, what is saved, and where the same data and models are stored."""
