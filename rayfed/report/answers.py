@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ from rayfed.models.language import TextNet
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_bytes, reading
+from rayfed.report.answer_tables import BEGIN, FILE, WrittenAnswer, section, table_of
+from rayfed.report.page.render import NAME, write_report
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, use_screen
 from rayfed.terminal.exit_code import run_guarded
-from rayfed.terminal.table_formats import Table, terminal_width
+from rayfed.terminal.table_formats import terminal_width
 from rayfed.tuning.base import load
 from rayfed.user_files import user_folder
 
@@ -41,39 +43,6 @@ BATCH = 8
 """Prompts of a batch, always, so that answers do not depend on how many are asked for."""
 
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenAnswer:
-    """A prompt, the answer of the model, and its scores.
-
-    Attributes:
-        domain: Domain of the text.
-        key: Its key in the data set.
-        prompt: What the model was given.
-        expected: The whole answer of the data set, whatever the length that the model learned.
-        written: The answer of the model.
-        exact_match: 1 where both are equal after `plain`, else 0.
-        last_number: 1 where the last numbers in both are equal, 0 where not; None: the expected one has none.
-        rouge_l: `rouge_l` of both.
-        chosen: The candidate answer with the largest `likelihoods`; None: there are no candidates.
-        choice: 1 where it is the expected one after `plain`, else 0; None: no candidate is the expected one.
-        prompt_cut: Whether `prompt` is a part of the prompt of the data set, for which there was no room.
-        expected_longer: Whether the expected answer has more tokens than the model could write.
-    """
-
-    domain: str
-    key: str
-    prompt: str
-    expected: str
-    written: str
-    exact_match: int
-    last_number: int | None
-    rouge_l: float
-    chosen: str | None = None
-    choice: int | None = None
-    prompt_cut: bool = False
-    expected_longer: bool = False
 
 
 def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -> list[WrittenAnswer]:
@@ -321,85 +290,25 @@ def rouge_l(expected: str, written: str) -> float:
     return 2 * common / (len(one) + len(other))
 
 
-def means(rows: Sequence[WrittenAnswer]) -> dict[str, float]:
-    """Mean of each score over the answers that have one; scores that none has are left out."""
-    found = {}
-    for name in ("exact_match", "last_number", "rouge_l", "choice"):
-        values = [value for row in rows if (value := asdict(row)[name]) is not None]
-        if values:
-            found[name] = sum(values) / len(values)
-    return found
-
-
 USAGE = """\
 python -m rayfed.report.answers RUN [--texts 8] [--tokens 64] [--choices all] [--debug]
 
 Lets the final model of a finished run write answers to test texts of every
-domain, scores them, and adds scores and some answers to report.md, for example
+domain, scores them, and adds scores and answers to its reports, for example
   python -m rayfed.report.answers runs/mine --texts 20 --tokens 128
   python -m rayfed.report.answers runs/mine --choices "yes|no|maybe"
 """
 
-FILE = "answers.jsonl"
-TITLE = "Answers of the final model"
-BEGIN = f"\n## {TITLE}\n"
-SHOWN = 2
-"""Answers of a domain that report.md shows."""
-MOST = 300
-"""Letters of a prompt or an answer that report.md shows."""
-
-
-def table_of(rows: Sequence[WrittenAnswer]) -> Table:
-    """Mean scores of the answers by domain, and of all of them."""
-    groups = {
-        domain: [row for row in rows if row.domain == domain]
-        for domain in dict.fromkeys(r.domain for r in rows)
-    }
-    names = list(means(rows))
-    lines = [*groups.items(), *([("all", list(rows))] if len(groups) > 1 else [])]
-    body = []
-    for domain, own in lines:
-        found = means(own)
-        cells = (f"{100 * found[name]:.1f}" if name in found else "" for name in names)
-        body.append((domain, str(len(own)), *cells))
-    columns = ("domain", "answers", *(f"{name} %" for name in names))
-    return Table(TITLE, columns, tuple(body), tuple(_notes(rows)))
-
-
-def _notes(rows: Sequence[WrittenAnswer]) -> Iterator[str]:
-    """Notes on texts whose scores are low whatever the model learned."""
-    counts = {
-        "have no prompt: the model wrote from nothing": sum(not row.prompt.strip() for row in rows),
-        "have a prompt that was cut, to leave room for the answer": sum(row.prompt_cut for row in rows),
-        "have an expected answer of more than --tokens tokens": sum(row.expected_longer for row in rows),
-    }
-    yield from (f"{count} of {len(rows)} texts {words}" for words, count in counts.items() if count)
-
-
-def section(rows: Sequence[WrittenAnswer]) -> str:
-    """The part of report.md about answers."""
-    parts = ["\n", table_of(rows).markdown("##")]
-    for domain in dict.fromkeys(row.domain for row in rows):
-        for row in [row for row in rows if row.domain == domain][:SHOWN]:
-            told = {"prompt": row.prompt, "expected": row.expected, "written": row.written}
-            told |= {} if row.chosen is None else {"chosen": row.chosen}
-            parts.append(f"\n{domain}, `{row.key}`:\n\n")
-            parts += [f"- {name}: {_short(text)}\n" for name, text in told.items()]
-    return "".join(parts)
-
-
-def _short(text: str) -> str:
-    flat = " ".join(text.split()).replace("`", "'")
-    return f"`{flat[:MOST]}{'...' if len(flat) > MOST else ''}`" if flat else "(nothing)"
-
 
 def add(folder: Path, rows: Sequence[WrittenAnswer]) -> None:
-    """Write answers.jsonl, and put the section into report.md in place of an earlier one."""
+    """Write answers.jsonl, and put the section into report.md and report.html in place of an earlier one."""
     write_text(folder / FILE, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
     report = folder / "report.md"
     with reading(report):
         text = read_bytes(report).decode() if report.exists() else ""
     write_text(report, text.partition(BEGIN)[0] + section(rows))
+    if (page := folder / NAME).exists():
+        write_report([folder], page)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

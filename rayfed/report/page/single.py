@@ -20,6 +20,7 @@ from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, share_of
 from rayfed.record.readers import read_bytes, read_footer, reading
+from rayfed.report.answer_tables import on_page
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
 from rayfed.report.final_table import (
@@ -884,6 +885,11 @@ def _pictures(run: PageRun) -> Iterator[Part]:
             yield Figure(title=title, svg=picture, summary=title, columns=[], rows=[])
 
 
+def answers(run: PageRun) -> Section:
+    """Answers that the language model wrote, with their scores."""
+    return Section("Answers", on_page(run.path))
+
+
 def other_tables(run: PageRun) -> Table | None:
     """The Parquet tables in the folder, with their columns; None where there are none."""
     rows = [
@@ -1022,6 +1028,7 @@ SECTIONS: Sequence[Callable[[PageRun], Section]] = (
     fairness,
     holdings,
     method,
+    answers,
     transfers,
     times,
     failures,

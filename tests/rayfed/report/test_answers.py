@@ -11,9 +11,11 @@ from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.objective import LANGUAGE_MODELING
+from rayfed.record.readers import read_json
 from rayfed.report import answers
 from rayfed.report import answers as module
 from rayfed.report.answers import greedy, last_number, likelihoods, plain, rouge_l
+from rayfed.report.page.render import write_report
 from tests.conftest import quickly
 from tests.rayfed.engine.test_texts import folder, settings  # noqa: F401
 from tests.rounding import near
@@ -106,6 +108,17 @@ def test_the_report_gets_the_answers(folder, cache, tmp_path, capsys):  # noqa: 
             assert row["choice"] == (right if row["expected"] in named else None)
         assert "choice %" in capsys.readouterr().out
     assert "- chosen: `" in (run / "report.md").read_text()
+    assert not (run / "report.html").exists()
+    write_report([run], run / "report.html")
+    [section] = [
+        part for part in read_json(run / "report.json", dict)["sections"] if part["name"] == "Answers"
+    ]
+    assert len(section["parts"][1]["rows"]) == len(rows)
+    assert answers.main([str(run), "--texts", "2", "--tokens", "5"]) == 0  # and the page has the new ones
+    [section] = [
+        part for part in read_json(run / "report.json", dict)["sections"] if part["name"] == "Answers"
+    ]
+    assert len(section["parts"][1]["rows"]) == 2
     assert answers.main([str(run), "--tokens", "5", "--choices", "yes"]) == 2
     assert "--choices: 'yes' are 1 different answers" in capsys.readouterr().err
     assert answers.main([str(run), "--tokens", "64"]) == 2
