@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.gpu_check import PAGE, replaced
+from benchmarks.gpu_check import ROOT, replaced
 from rayfed.data.augmentation import Augmentation
 from rayfed.data.data_config import AugmentConfig, Crop, Flip, Grayscale, Jitter, RandAugment, Rotate
 from rayfed.engine.loop import run_rounds
@@ -30,6 +30,7 @@ from rayfed.testing import small_setup
 from tests.pretended import Counts, pretended
 from tests.pretended_autocast import mixed_precision
 
+PAGE = ROOT / "docs" / "gpu.md"
 BLOCKS = 12
 DEEP = (f"model.options={{depth: {BLOCKS}, embed_dim: 48, num_heads: 3}}",)
 METHODS = {
