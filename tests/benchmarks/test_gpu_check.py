@@ -98,6 +98,11 @@ def test_what_saves_launches_is_left_out_one_by_one(monkeypatch):
     assert each < max(plain, single) < alone < torch_alone
 
 
+def test_a_method_that_has_no_graphs_is_not_bad():
+    row = gpu_check._method_with_graphs("slora", HOST)
+    assert row == {"method": "slora", "what": "graphs", "same": True, "passes": 0}
+
+
 @pytest.mark.slow
 @pytest.mark.steady
 def test_graphs_are_used_and_compared():
