@@ -148,19 +148,25 @@ def _with_joint_zeros(
 
     Torch makes three tensors for each parameter in the first step of a client, in one operation each.
     """
-    new = [p for p in group["params"] if p.grad is not None and not optimizer.state.get(p)]
-    alike = len({(p.device, p.dtype) for p in new}) == 1 and all(p.is_contiguous() for p in new)
-    if group["fused"] and not group["amsgrad"] and alike:
-        places = [-(-p.numel() // 64) * 64 for p in new]  # kernels read aligned values four at a time
-        zeros = new[0].new_zeros(2 * sum(places) + len(new), requires_grad=False)
-        first, second, counts = zeros.split([sum(places), sum(places), len(new)])
-        for p, mean, square, count in zip(
-            new, first.split(places), second.split(places), counts.float().unbind(), strict=True
-        ):
-            state = optimizer.state[p]
-            state["step"] = count
-            state["exp_avg"], state["exp_avg_sq"] = (x[: p.numel()].view(p.shape) for x in (mean, square))
+    if group["fused"]:
+        new = [p for p in group["params"] if p.grad is not None and not optimizer.state.get(p)]
+        if len({(p.device, p.dtype) for p in new}) == 1 and all(p.is_contiguous() for p in new):
+            optimizer.state.update(zip(new, _zeros_of(new), strict=True))
     return find(optimizer, group, *lists)
+
+
+def _zeros_of(params: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The state with which Adam begins for each of these parameters of one type and device."""
+    places = [-(-p.numel() // 64) * 64 for p in params]  # kernels read aligned values four at a time
+    zeros = params[0].new_zeros(2 * sum(places) + len(params))
+    first, second, counts = zeros.split([sum(places), sum(places), len(params)])
+    means, squares, steps = first.split(places), second.split(places), counts.float().unbind()
+    for p, mean, square, step in zip(params, means, squares, steps, strict=True):
+        yield {
+            "step": step,
+            "exp_avg": mean[: p.numel()].view(p.shape),
+            "exp_avg_sq": square[: p.numel()].view(p.shape),
+        }
 
 
 def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:

@@ -16,9 +16,9 @@ FILE = "answers.jsonl"
 TITLE = "Answers of the final model"
 BEGIN = f"\n## {TITLE}\n"
 SHOWN = 2
-"""Answers of a domain that report.md shows."""
+"""Answers of a domain that report.md shows; report.html has all."""
 MOST = 300
-"""Letters of a prompt or an answer that report.md shows."""
+"""Letters of a prompt or an answer that reports show."""
 
 
 @dataclass(frozen=True, kw_only=True)

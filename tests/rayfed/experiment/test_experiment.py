@@ -4,6 +4,7 @@ import json
 import re
 import traceback
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -314,6 +315,29 @@ def test_advice_about_a_run_of_own_objects_names_the_call_that_continues_it(tmp_
     assert len(traceback.extract_tb(caught.tb)) < 8
     with pytest.raises(ConfigError, match=re.escape(f"set overwrite=true or continue it with {call}")):
         own(method=Interrupting).run(run, quiet=True)
+
+
+class Seen(nn.Module):
+    """A linear classifier that keeps the largest value it was given in training."""
+
+    largest: ClassVar[list[float]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x):
+        if self.training:
+            self.largest.append(float(x.max()))
+        return self.head(x.flatten(1))
+
+
+def test_values_of_a_users_images_above_1_reach_the_network_under_random_changes():
+    images = {"a": (np.full((8, 8, 8, 1), 5.0, np.float32), np.arange(8) % 2)}
+    experiment = own(model=Seen, data=images, rounds=1, **{"data.augment": ["flip"]})
+    Seen.largest.clear()
+    experiment.run(quiet=True)
+    assert Seen.largest[-1] == 5  # of the last batch; before, other inputs are tried
 
 
 def test_gray_images_of_a_user_are_augmented():
