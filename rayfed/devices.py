@@ -64,17 +64,56 @@ def move(value: T, device: torch.device) -> T:
 
 
 def _moved_together(tensors: Mapping[int, Tensor], device: torch.device) -> dict[int, Tensor]:
-    """The tensors on the device, by the same keys; all have one data type."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors.values()]
+    """The tensors on the device, by the same keys; all have one data type.
+
+    Those that are all parts of a packed tensor, such as `clone_all` makes, travel as that one.
+    """
+    packs = packs_of(tensors)
+    packed = {key for parts in packs.values() for key in parts}
+    rest = {key: tensor for key, tensor in tensors.items() if key not in packed}
+    wholes = [base_of(parts).detach() for parts in packs.values()]
+    flat = [*wholes, *(tensor.detach().reshape(-1) for tensor in rest.values())]
     if any(part.device != HOST for part in flat) or not can_pin(device):
-        return _unpack(torch.cat(flat).to(device), tensors)
-    staging = torch.empty(sum(map(len, flat)), dtype=flat[0].dtype, pin_memory=True)
-    return _unpack(torch.cat(flat, out=staging).to(device, non_blocking=True), tensors)
+        moved = torch.cat(flat).to(device)
+    else:
+        staging = torch.empty(sum(map(len, flat)), dtype=flat[0].dtype, pin_memory=True)
+        moved = torch.cat(flat, out=staging).to(device, non_blocking=True)
+    there: dict[int, Tensor] = {}
+    start = 0
+    for whole, parts in zip(wholes, packs.values(), strict=True):
+        for key, part in parts.items():
+            place = start + part.storage_offset() - whole.storage_offset()
+            there[key] = moved.as_strided(part.shape, part.stride(), place)
+        start += len(whole)
+    return there | _unpack(moved[start:] if packs else moved, rest)
+
+
+def packs_of(tensors: Mapping[K, Tensor]) -> dict[int, dict[K, Tensor]]:
+    """Tensors that together are all of a packed tensor, by the id of that one and their keys."""
+    found: dict[int, dict[K, Tensor]] = {}
+    for key, tensor in tensors.items():
+        whole = tensor._base
+        if whole is None or whole.ndim != 1:
+            continue
+        if whole.is_contiguous() and whole.dtype == tensor.dtype:
+            found.setdefault(id(whole), {})[key] = tensor
+    return {
+        which: parts
+        for which, parts in found.items()
+        if sum(part.numel() for part in parts.values()) == len(base_of(parts))
+    }
+
+
+def base_of(parts: Mapping[K, Tensor]) -> Tensor:
+    """The packed tensor that these are parts of."""
+    whole = next(iter(parts.values()))._base
+    assert whole is not None
+    return whole
 
 
 def _unpack(packed: Tensor, tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Views of a packed tensor in the shapes of the tensors, by the same keys."""
-    parts = packed.split([tensor.numel() for tensor in tensors.values()])
+    parts = packed.split([tensor.numel() for tensor in tensors.values()]) if tensors else ()
     return {key: part.view(tensor.shape) for (key, tensor), part in zip(tensors.items(), parts, strict=True)}
 
 

@@ -111,6 +111,12 @@ class OnDevice:
         rows = self._splits[owner][split][order.numpy()]
         return torch.from_numpy(np.searchsorted(self._used, rows))
 
+    def stream(self, batches: Sequence[Tensor]) -> Iterator[Stored]:
+        """The examples of each of these batches. Args: batches: their places, as of `positions`."""
+        every = move(torch.cat(list(batches)), self.device)
+        for places in every.split([len(batch) for batch in batches]):
+            yield self.at(places)
+
     def at(self, places: Tensor) -> Stored:
         """Examples at these places, int64, shape (B,), on the device."""
         return self._inputs[places], self._targets[places]
@@ -152,8 +158,18 @@ class Streamed(Mapped):
         self._stream = self._module.Stream(device) if self._module is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
+    def positions(self, owner: str, split: str, order: Tensor) -> Tensor:
+        """Row numbers of examples in the data set, int64. Args: as of `batches`."""
+        return torch.from_numpy(np.asarray(self.splits[owner][split][order.numpy()], np.int64))
+
+    def stream(self, batches: Sequence[Tensor]) -> Iterator[Stored]:
+        """The examples of each of these batches. Args: batches: row numbers, as of `positions`."""
+        return self._read([batch.numpy() for batch in batches])
+
     def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
-        rows = self.rows(owner, split, order, size)
+        return self._read(self.rows(owner, split, order, size))
+
+    def _read(self, rows: Sequence[Indices]) -> Iterator[Stored]:
         if not rows:
             return
         ready = self._send(*self._collect(rows[0]))
@@ -304,6 +320,12 @@ class ClientData:
         """Number of examples in a split; 0 if the client has no such split."""
         rows = self.splits.get(split)
         return 0 if rows is None else len(rows)
+
+    def tokens(self, split: str, order: Tensor) -> int:
+        """Number of tokens of texts of a split. Args: order: their positions, int64, on the CPU."""
+        inputs: Any = getattr(self.examples, "inputs", None)
+        rows = self.splits[split][order.numpy()]
+        return int((inputs.starts[rows + 1] - inputs.starts[rows]).sum())
 
     def batch(self, split: str, positions: Tensor) -> Batch:
         """The examples at some positions of a split, in the order of the positions.

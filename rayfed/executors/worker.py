@@ -31,10 +31,12 @@ from rayfed.devices import (
     HOST,
     CountedDraws,
     Deterministic,
+    base_of,
     counting,
     give_back,
     move,
     mps_runs,
+    packs_of,
     set_deterministic,
     set_products,
 )
@@ -205,17 +207,25 @@ def check_finite(updates: Sequence[Update]) -> None:
     Args:
         updates: Answers of clients, on the CPU.
     """
-    alike: dict[tuple[str, torch.Size, torch.dtype], list[Tensor]] = {}
+    every: list[tuple[str, Tensor]] = []
     for update in updates:
         coded = ((n, v) for n, parts in update.extra.get(CODED, {}).items() for v in parts.values())
-        for name, value in (*update.params.items(), *coded):
+        own = (*update.params.items(), *coded)
+        every += [(name, value) for name, value in own if value.is_floating_point() and value.numel()]
+    packs = packs_of({id(value): value for _, value in every}).values()
+    good = {key for parts in packs if _is_finite(base_of(parts)) for key in parts}
+    alike: dict[tuple[str, torch.Size, torch.dtype], list[Tensor]] = {}
+    for name, value in every:
+        if id(value) not in good:
             alike.setdefault((name, value.shape, value.dtype), []).append(value)
-    for (name, shape, dtype), values in alike.items():
-        if dtype.is_floating_point and 0 not in shape:
-            each = torch.stack(values) if len(values) > 1 else values[0]
-            # NaN is both the least and the largest value of a tensor that has any.
-            if not torch.isfinite(torch.stack(each.aminmax())).all():
-                raise FloatingPointError(f"{name} is not finite after the call; a smaller train.lr may help")
+    for (name, _, _), values in alike.items():
+        if not _is_finite(torch.stack(values) if len(values) > 1 else values[0]):
+            raise FloatingPointError(f"{name} is not finite after the call; a smaller train.lr may help")
+
+
+def _is_finite(values: Tensor) -> bool:
+    # NaN is both the least and the largest value of a tensor that has any.
+    return bool(torch.isfinite(torch.stack(values.aminmax())).all())
 
 
 def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:

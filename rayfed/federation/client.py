@@ -292,15 +292,9 @@ class Client:
             if n:
                 yield from self._pass(split, None, self.config.eval_batch_size)
             return
-        step = 0
-        total = self.num_steps(split) if n else 0
         size = self.config.batch_size
-        whole_pass = self.config.batches(n)
-        self._drew = self._drew or total > 0
-        while step < total:
-            most = min(whole_pass, total - step)
-            step += most
-            order = torch.randperm(n, generator=self.rng)[: most * size]
+        for order in self._orders(split):
+            self._drew = True
             for x, y in self._pass(split, order, size, augmented=self.augment is not None):
                 if not self.trained:  # later batches are for the personal model that is scored
                     self.steps += 1
@@ -309,6 +303,46 @@ class Client:
                         learned = (y != IGNORED).sum() if y.ndim > 1 else y.new_zeros((), dtype=torch.int64)
                         self.read.append(torch.stack([(x != PAD).sum(), learned]))
                 yield x, y
+
+    def _orders(self, split: str) -> Iterator[Tensor]:
+        """Positions of the examples of each pass over a split, in the order of random training batches."""
+        n = self.data.size(split)
+        step = 0
+        total = self.num_steps(split) if n else 0
+        whole_pass = self.config.batches(n)
+        while step < total:
+            most = min(whole_pass, total - step)
+            step += most
+            yield torch.randperm(n, generator=self.rng)[: most * self.config.batch_size]
+
+    def train_with_others(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Take the usual steps on `batches` in one loop with the clients that share its passes on a device.
+
+        Args:
+            optimizer: Made by `optimizer` for this training.
+
+        Returns:
+            Whether the training was done; otherwise nothing was changed, and this client has to do it.
+        """
+        join = getattr(self.model, "train_together", None)
+        changed = self.augment is not None or self.transform is not None or self._keeps_features
+        cut = self.config.micro_batch is not None or self.config.clip_norm is not None
+        if join is None or changed or cut or not self.num_steps() or not self.data.size("train"):
+            return False
+        before = self.rng.get_state()
+        orders = list(self._orders("train"))
+        batches = [batch for order in orders for batch in order.split(self.config.batch_size)]
+        keeps = self.config.keep_optimizer and not self.trained
+        if not join(optimizer, self.data, batches, self.objective, self.rank, keeps):
+            self.rng.set_state(before)
+            return False
+        self._drew = self._derived = True
+        if not self.trained:  # later steps are for the personal model that is scored
+            self.steps += len(batches)
+            self.rows += sum(map(len, orders))
+            if self.objective.tokens:
+                self.read += [torch.tensor([self.data.tokens("train", order), 0]) for order in orders]
+        return True
 
     def batch(self, split: str, positions: Tensor) -> Batch:
         """Inputs and targets at these positions of a split, with `transform` applied to the inputs.

@@ -15,9 +15,8 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from rayfed.models.backbone import Backbone, compute_part
 from rayfed.models.blocks import BlockStack
 from rayfed.models.dropout import CountedDropout
 from rayfed.models.lora_layer import is_twice_differentiable
-from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
+from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor, bound
 from rayfed.models.stacked import Stacked
 
 T = TypeVar("T")
@@ -263,7 +262,7 @@ class Graphs:
             self._forget(addresses)
         active = None if self._stack is None else self._stack.active
         slots = [slot for slot in self._slots if active is None or slot.block is None or slot.block in active]
-        held: list[Any] = [_holder(slot)[slot.leaf] for slot in slots]
+        held: list[Any] = [slot.held[slot.leaf] for slot in slots]
         values = [value.value if isinstance(value, Stacked) else value for value in held]
         learns = torch.is_grad_enabled()
         forms = [(type(each) is Stacked, *_form(value)) for each, value in zip(held, values, strict=True)]
@@ -353,7 +352,7 @@ class Graphs:
             if learned:
                 gradients(output, torch.zeros_like(output))
 
-        with _put_values(slots, fixed), torch.autograd.set_multithreading_enabled(False):
+        with bound(slots, fixed), torch.autograd.set_multithreading_enabled(False):
             with same_draws(x.device):
                 before = _states(x.device)
                 self._recorder.run_unrecorded(both)
@@ -380,12 +379,6 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _holder(slot: NamedTensor) -> dict[str, Any]:
-    """The dictionary of a module that holds a tensor, or what stands for it."""
-    held: Any = slot.module._buffers if slot.is_buffer else slot.module._parameters
-    return cast(dict[str, Any], held)
-
-
 def _fixed_copy(value: Any) -> Any:
     """A copy of a tensor or of the values of several clients, for which a graph reads it."""
     own = value.value if isinstance(value, Stacked) else value
@@ -397,19 +390,6 @@ def _states(device: torch.device) -> list[Tensor]:
     """States of the random streams of the CPU and of a device."""
     states = (torch.get_rng_state(), random_state(device))
     return [state for state in states if state is not None]
-
-
-@contextmanager
-def _put_values(slots: Sequence[NamedTensor], values: Sequence[Any]) -> Iterator[None]:
-    """Put values in the places of tensors, and the former ones back afterwards."""
-    before = [_holder(slot)[slot.leaf] for slot in slots]
-    try:
-        for slot, value in zip(slots, values, strict=True):
-            _holder(slot)[slot.leaf] = value
-        yield
-    finally:
-        for slot, value in zip(slots, before, strict=True):
-            _holder(slot)[slot.leaf] = value
 
 
 def why_no_graphs(model: Backbone) -> str:

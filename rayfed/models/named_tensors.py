@@ -6,8 +6,10 @@ Also sets which modules are in train mode while a model is tuned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -108,9 +110,15 @@ class NamedTensor:
     path: str
 
     @property
+    def held(self) -> dict[str, Any]:
+        """The dictionary of the module that holds the tensor, or what stands for it, by `leaf`."""
+        held: Any = self.module._buffers if self.is_buffer else self.module._parameters
+        return cast(dict[str, Any], held)
+
+    @property
     def tensor(self) -> Tensor:
         """The tensor that the module holds now."""
-        tensor = (self.module._buffers if self.is_buffer else self.module._parameters)[self.leaf]
+        tensor: Tensor | None = self.held[self.leaf]
         assert tensor is not None
         return tensor
 
@@ -124,6 +132,20 @@ class NamedTensor:
         if not self.is_buffer:
             return self.module._parameters[self.leaf].requires_grad  # type: ignore[union-attr]  # it is there
         return self.leaf == RESIDUAL_LEAF or is_trained_norm(self.module)
+
+
+@contextmanager
+def bound(places: Iterable[NamedTensor], values: Iterable[Any]) -> Iterator[None]:
+    """Put values into the modules that own these tensors, and the former ones back afterwards."""
+    places = list(places)
+    before = [place.held[place.leaf] for place in places]
+    try:
+        for place, value in zip(places, values, strict=True):
+            place.held[place.leaf] = value
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.held[place.leaf] = value
 
 
 def find_tensors(model: nn.Module, has_blocks: bool) -> dict[str, NamedTensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.examples import ClientData, OnDevice
+from rayfed.data.examples import ClientData, OnDevice, Streamed
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
 from rayfed.executors.grouped.steps import ask_for_steps
@@ -76,6 +76,36 @@ class Batches:
     examples: OnDevice
     normalize: Callable[[Tensor], Tensor]
     places: Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A whole training that a client asks for; the answer is whether it was done.
+
+    Attributes:
+        optimizer: Takes a step after each batch.
+        examples: The examples of all clients, for a device.
+        normalize: As of `ClientData`.
+        batches: Places of the examples of each batch, as of `examples.positions`.
+        objective: Its loss is a mean over the examples of a batch.
+        rank: As of `Client`.
+        keeps: Whether the state of the optimizer is read afterwards.
+        state: As of `Pass`.
+    """
+
+    optimizer: torch.optim.Optimizer
+    examples: OnDevice | Streamed
+    normalize: Callable[[Tensor], Tensor]
+    batches: Sequence[Tensor]
+    objective: Objective
+    rank: int | None
+    keeps: bool
+    state: tuple[Any, ...]
+
+    def is_like(self, other: Training) -> bool:
+        """Whether two clients can train in one loop."""
+        same = (self.examples is other.examples, self.objective == other.objective, self.state == other.state)
+        return all(same)
 
 
 @dataclass(frozen=True)
@@ -270,6 +300,38 @@ class MemberModel:
             return None
         found: Tensor = self._pass("forward", x, targets=y, objective=objective)
         return found.squeeze(0)
+
+    def train_together(
+        self,
+        optimizer: torch.optim.Optimizer,
+        data: ClientData,
+        orders: Sequence[Tensor],
+        objective: Objective,
+        rank: int | None,
+        keeps: bool,
+    ) -> bool:
+        """Take a step after each batch in one loop with the other clients; False: nothing was done.
+
+        Args:
+            optimizer: The optimizer, which has taken no step yet.
+            data: The data of the client.
+            orders: Positions in the training split of the examples of each batch, on the CPU.
+            objective: The objective of the task.
+            rank: As of `Client`.
+            keeps: Whether the state of the optimizer is read afterwards.
+        """
+        examples = data.examples
+        if self.unit is None or self.text_is_live or not objective.by_example or data.relabel is not None:
+            return False
+        if not isinstance(examples, OnDevice | Streamed):
+            return False
+        whole = examples.positions(data.client, "train", torch.cat(list(orders)))
+        batches = whole.split([len(order) for order in orders])
+        state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
+        done: bool = self._ask(
+            Training(optimizer, examples, data.normalize, batches, objective, rank, keeps, state)
+        )
+        return done
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for value in self.own.values():

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -39,11 +39,12 @@ from rayfed.devices import (
     seeded_state,
     set_random_state,
 )
-from rayfed.executors.grouped.member import TEXTS, Batches, MemberModel, NotShareableError, Pass
+from rayfed.executors.grouped.member import TEXTS, Batches, MemberModel, NotShareableError, Pass, Training
 from rayfed.executors.grouped.steps import JointSteps, Step
+from rayfed.executors.grouped.training import train_all
 from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone
-from rayfed.models.named_tensors import NamedTensor
+from rayfed.models.named_tensors import NamedTensor, bound
 from rayfed.models.stacked import Stacked, dropouts, stackable
 from rayfed.types import Batch, Params
 
@@ -414,6 +415,10 @@ class Backward:
     grads: Sequence[Tensor | None]
 
 
+Request: TypeAlias = Pass | Backward | Step | Batches | Training
+"""What the code of a client waits for."""
+
+
 class JointPass(torch.autograd.Function):
     """One client's rows of a joint pass, as a function of its rows and its tensors.
 
@@ -434,21 +439,6 @@ class JointPass(torch.autograd.Function):
         given = (None, None, *found)
         found.clear()  # of tensors that nobody else refers to, autograd makes no copies
         return given
-
-
-@contextmanager
-def bound(places: Mapping[str, NamedTensor], values: Mapping[str, Any]) -> Iterator[None]:
-    """Put values into the modules that own these tensors, and the former ones back afterwards."""
-    before = []
-    for name, entry in places.items():
-        held: Any = entry.module._buffers if entry.is_buffer else entry.module._parameters
-        before.append((held, entry.leaf, held[entry.leaf]))
-        held[entry.leaf] = values[name]
-    try:
-        yield
-    finally:
-        for held, leaf, value in before:
-            held[leaf] = value
 
 
 @contextmanager
@@ -572,7 +562,7 @@ class Group:
             if turn.error is not None:
                 raise MemberError from turn.error
 
-    def _ask(self, k: int, request: Pass | Backward | Step | Batches) -> Any:
+    def _ask(self, k: int, request: Request) -> Any:
         """Wait for the joint pass of client k's model, and connect its result to the gradients."""
         answer = self._turns[k].ask(request)
         if not isinstance(answer, Share):
@@ -583,13 +573,24 @@ class Group:
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shape_as_returned(outputs)
 
-    def _answers(self, requests: Mapping[int, Pass | Backward | Step | Batches]) -> dict[int, Any]:
+    def _answers(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """Compute all requests, those of the same kind together."""
+        if trainings := {k: r for k, r in requests.items() if isinstance(r, Training)}:
+            rest = {k: request for k, request in requests.items() if k not in trainings}
+            return self._train(trainings) | (self._answers(rest) if rest else {})
         steps = {k: request.optimizer for k, request in requests.items() if isinstance(request, Step)}
         self._steps.take(steps)
         batches = {k: request for k, request in requests.items() if isinstance(request, Batches)}
-        passes = {k: r for k, r in requests.items() if not isinstance(r, Step | Batches)}
+        passes = {k: r for k, r in requests.items() if isinstance(r, Pass | Backward)}
         return dict.fromkeys(steps) | _collected(batches) | self._compute(passes)
+
+    def _train(self, requests: Mapping[int, Training]) -> dict[int, bool]:
+        """Whether these clients were trained in one loop, for each of them."""
+        whole = len(requests) == len(self.streams)
+        draws = [stream.counted for stream in self.streams]
+        parts = (self._model, self._stacks, self._places, self._steps, draws)
+        done = whole and train_all(*parts, [requests[k] for k in range(len(requests))])
+        return dict.fromkeys(requests, done)
 
     def _compute(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
         backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
@@ -641,7 +642,7 @@ class Group:
             x = known if model.has_frozen_features and not x.requires_grad else x
             model.remember_frozen_features(x, known)
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
-            stack.enter_context(bound(held, leaves))
+            stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
             stack.enter_context(dropping(model, rows, self.streams))
             output = self._output(passes, rows, x)
         given = rows if passes[0].targets is None else rows.single

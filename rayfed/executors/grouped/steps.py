@@ -6,7 +6,7 @@ Letters in shapes: K clients.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +74,33 @@ class JointSteps:
         self._names = [{id(own[name]): name for name in stacks} for own in values]
         self._joints: list[JointOptimizer] = []
 
+    def of_all(
+        self, optimizers: Sequence[torch.optim.Optimizer], learned: Sequence[str], keeps: bool
+    ) -> StepsOfAll | None:
+        """Steps of the optimizers of all clients from their first to their last one.
+
+        Args:
+            optimizers: Optimizers that have taken no step since they were made. Their hooks, which drop what
+                lies beyond the rank of a client, are not called: the caller drops it.
+            learned: Names of what they train, of which the gradients are in this order.
+            keeps: Whether their state is read afterwards.
+
+        Returns:
+            The steps; None: the optimizers differ, or train something else.
+        """
+        kind = self._kind(0, optimizers[0], may_have_hooks=True)
+        if kind is None or sorted(kind[1]) != sorted(learned):
+            return None
+        if not self._are_alike(optimizers, known=False, may_have_hooks=True):
+            return None
+        places = [kind[1].index(name) for name in learned]
+        whole: Any = self._join(optimizers)
+        whole._optimizer_step_pre_hooks = OrderedDict()
+        (group,) = whole.param_groups
+        group["params"] = [group["params"][i] for i in places]
+        owners = [[each.param_groups[0]["params"][i] for i in places] for each in optimizers] if keeps else []
+        return StepsOfAll(whole, list(zip(optimizers, owners, strict=False)), len(optimizers))
+
     def take(self, requests: Mapping[int, torch.optim.Optimizer]) -> None:
         """Take a step with the optimizers of these clients.
 
@@ -90,21 +117,23 @@ class JointSteps:
         for optimizer in optimizers:
             type(optimizer).step(optimizer)
 
-    def _are_alike(self, optimizers: Sequence[torch.optim.Optimizer], known: bool) -> bool:
-        wanted = self._kind(0, optimizers[0])
-        if wanted is None or any(self._kind(k, each) != wanted for k, each in enumerate(optimizers)):
+    def _are_alike(
+        self, optimizers: Sequence[torch.optim.Optimizer], known: bool, may_have_hooks: bool = False
+    ) -> bool:
+        kinds = [self._kind(k, each, may_have_hooks) for k, each in enumerate(optimizers)]
+        if kinds[0] is None or any(kind != kinds[0] for kind in kinds):
             return False
         if known:
             return True
         states = [_state_of(each) for each in optimizers]
         return states[0] is not None and all(state == states[0] for state in states)
 
-    def _kind(self, k: int, optimizer: torch.optim.Optimizer) -> Any:
+    def _kind(self, k: int, optimizer: torch.optim.Optimizer, may_have_hooks: bool = False) -> Any:
         """Settings and names of trained tensors, which are equal where optimizers join; None: it is alone."""
         hooks: Any = optimizer
         if len(optimizer.param_groups) != 1:
             return None
-        if hooks._optimizer_step_pre_hooks or hooks._optimizer_step_post_hooks:
+        if not may_have_hooks and (hooks._optimizer_step_pre_hooks or hooks._optimizer_step_post_hooks):
             return None
         (group,) = optimizer.param_groups
         names = [self._names[k].get(id(p)) for p in group["params"]]
@@ -156,6 +185,64 @@ class JointSteps:
                 self._joints.remove(joint)
                 for state in (state for each in joint.members for state in each.state.values()):
                     state.update({key: value.clone() for key, value in state.items() if _is_number(value)})
+
+
+class StepsOfAll:
+    """Steps of all clients of a group, of whom those at the end of the list stop first."""
+
+    def __init__(
+        self,
+        whole: torch.optim.Optimizer,
+        members: Sequence[tuple[torch.optim.Optimizer, Sequence[Tensor]]],
+        clients: int,
+    ) -> None:
+        """Begin with all clients.
+
+        Args:
+            whole: An optimizer for the stacks, with the states of all clients.
+            members: The optimizer of each client and its tensors; empty: nobody reads their states later.
+            clients: Number K of clients.
+        """
+        self._whole: Any = whole
+        self._members = members
+        self._clients = clients
+
+    def take(self, clients: int, grads: Sequence[Tensor | None]) -> None:
+        """Take a step of the first clients.
+
+        Args:
+            clients: Their number, at most that of the last step.
+            grads: Gradients of each stack, for as many clients or more; None: it has none.
+        """
+        if clients < self._clients:
+            self._leave(clients)
+        stacks = self._whole.param_groups[0]["params"]
+        for stack, grad in zip(stacks, grads, strict=True):
+            stack.grad = None if grad is None else grad[:clients]
+        self._whole.step()
+
+    def end(self) -> None:
+        """Give every client the state of its optimizer."""
+        self._leave(0)
+
+    def _leave(self, clients: int) -> None:
+        """Go on with fewer clients."""
+        before, (group,) = self._whole.state, self._whole.param_groups
+        for k, (optimizer, own) in enumerate(self._members[clients : self._clients], clients):
+            for stack, parameter in zip(group["params"], own, strict=True):
+                if state := before.get(stack):
+                    found = _own(state, stack.shape, k).items()
+                    optimizer.state[parameter] = {n: v.clone() if _is_number(v) else v for n, v in found}
+        self._clients = clients
+        states = [(stack[:clients], stack.shape, before.get(stack)) for stack in group["params"]]
+        group["params"] = [first for first, _, _ in states]
+        self._whole.state = defaultdict(dict)
+        for first, shape, state in states:
+            if state:
+                self._whole.state[first] = {
+                    key: value[:clients] if isinstance(value, Tensor) and value.shape == shape else value
+                    for key, value in state.items()
+                }
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from torch import nn
 
 from rayfed.engine.memory import step_operations
 from rayfed.errors import ConfigError
-from rayfed.executors.grouped.passes import bound
 from rayfed.models import lora_layer
 from rayfed.models.lora_layer import (
     AdaptedLinear,
@@ -22,6 +21,7 @@ from rayfed.models.lora_layer import (
     twice_differentiable,
     use_joint_casts,
 )
+from rayfed.models.named_tensors import bound
 from rayfed.models.stacked import Stacked, stackable
 from rayfed.testing import small_setup
 from rayfed.tuning.base import load, sent_tensors
@@ -344,7 +344,9 @@ def test_several_clients_have_the_values_of_peft(overrides, monkeypatch):
     calls = []
     apply = AddLowRank.apply
     monkeypatch.setattr(AddLowRank, "apply", lambda *args: calls.append(1) or apply(*args))
-    with bound(places, leaves):  # the network without the head, because a Backbone returns float32
+    with bound(
+        places.values(), (leaves[n] for n in places)
+    ):  # the network without the head, because a Backbone returns float32
         ours = outputs_and_gradients(model.net, x, [x, *values.values()])
         assert len(calls) == len(layers_of(model)) > 1
         with_peft(monkeypatch)
@@ -366,7 +368,7 @@ def test_a_frozen_layer_and_its_factors_in_one_step_have_the_values_of_two(overr
     calls = []
     apply = FrozenAndLowRank.apply
     monkeypatch.setattr(FrozenAndLowRank, "apply", lambda *args: calls.append(1) or apply(*args))
-    with bound(places, {n: Stacked(v) for n, v in values.items()}):
+    with bound(places.values(), (Stacked(values[n]) for n in places)):
         once = outputs_and_gradients(model, x, [x, *values.values()])
         assert len(calls) == len(layers_of(model))
         monkeypatch.setattr(lora_layer, "_is_frozen", lambda layer: False)
@@ -382,7 +384,7 @@ def test_a_frozen_factor_is_the_same_for_all_clients():
     model = built("tuning.freeze_a=true").eval()
     values = {n: torch.stack([entry.tensor.detach() + 0.1] * 2) for n, entry in stackable(model).items()}
     x = images(model, 1).expand(2, -1, -1, -1)
-    with torch.no_grad(), bound(stackable(model), {n: Stacked(v) for n, v in values.items()}):
+    with torch.no_grad(), bound(stackable(model).values(), (Stacked(values[n]) for n in stackable(model))):
         first, second = model(x)
     near(first, second, LONGEST)
     assert not torch.allclose(first, model(x[:1])[0])

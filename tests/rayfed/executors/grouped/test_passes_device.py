@@ -54,16 +54,22 @@ def judge(setup, device):
     return executor
 
 
-def agree(setup, mixed=False):
-    """Assert that groups on the device are as near to float64 as single clients, with the same draws."""
+def agree(setup, mixed=False, group=3):
+    """Assert that groups on the device are as near to float64 as single clients, with the same draws.
+
+    Args:
+        setup: An experiment with one client more than the group has.
+        mixed: Whether the device computes in bf16.
+        group: Clients that share their passes; the last one is a group of one.
+    """
     with pretended() as device, mixed_precision() if mixed else nullcontext():
         alone, _ = played(setup, 1, executor=Answers(setup, device=device.name))
         kernels = device.counts.kernels
-        grouped, _ = played(setup, 3, executor=Answers(setup, device=device.name))
+        grouped, _ = played(setup, group, executor=Answers(setup, device=device.name))
         assert device.counts.kernels - kernels < kernels
         with exact_numbers():
             exact, _ = played(exact_setup(setup), 1, executor=judge(setup, device.name))
-    assert grouped.together == 3  # the fourth client is a group of one
+    assert grouped.together == group
     equally_near(*([moved(*pair) for pair in each.seen] for each in (alone, grouped, exact)))
 
 

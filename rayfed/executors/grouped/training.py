@@ -1,0 +1,199 @@
+"""Training of all clients of a group on a device in one loop, which stands for the loop of each of them.
+
+Where clients take the usual steps (the loss of the objective, its gradients, a step of the optimizer), no
+code of theirs has to run between two steps. So one loop collects the batches of all, runs the network, goes
+backward and steps, and starts as many operations for many clients as for one. Clients are in the order of
+their numbers of batches, the largest first, so that those that still train are always the first ones.
+
+Letters in shapes: K clients, m of which have room in a pass, B rows of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.data.examples import network_input
+from rayfed.devices import CountedDraws, counting, move
+from rayfed.executors.grouped.member import Training
+from rayfed.executors.grouped.steps import JointSteps, StepsOfAll
+from rayfed.federation.local import logits
+from rayfed.models.backbone import Backbone
+from rayfed.models.named_tensors import NamedTensor, bound
+from rayfed.models.stacked import Stacked
+from rayfed.types import beyond_rank, rank_axes
+
+
+def train_all(
+    model: Backbone,
+    stacks: Mapping[str, Tensor],
+    places: Mapping[str, NamedTensor],
+    steps: JointSteps,
+    draws: Sequence[CountedDraws],
+    requests: Sequence[Training],
+) -> bool:
+    """Train all clients of a group.
+
+    Args:
+        model: The model, on a device.
+        stacks: Values of all trained tensors by global name, shape (K, ...); they are changed in place.
+        places: Those of them that may differ between the rows of a pass, and where they are in the model.
+        steps: Knows which tensor of an optimizer is part of which stack.
+        draws: What dropout draws from, for each client.
+        requests: The trainings of the clients.
+
+    Returns:
+        Whether it was done; otherwise nothing was changed, and every client has to train by itself.
+    """
+    first = requests[0]
+    training, gradients, active, untuned = first.state
+    numbers = [len(request.batches) for request in requests]
+    if numbers != sorted(numbers, reverse=True) or not all(each.is_like(first) for each in requests):
+        return False
+    if not (training and gradients) or untuned:
+        return False
+    held = {n: v for n, v in places.items() if v.block is None or v.block in active}
+    learned = [name for name, place in held.items() if not place.is_buffer]
+    optimizers = [request.optimizer for request in requests]
+    together = steps.of_all(optimizers, learned, keeps=any(request.keeps for request in requests))
+    if together is None:
+        return False
+    model.active, model.untuned = active, untuned
+    if not model.training:
+        model.train()
+    loop = _Loop(model, {name: stacks[name] for name in held}, held, learned, list(draws), requests)
+    loop.run(together)
+    together.end()
+    return True
+
+
+class _Loop:
+    """The loop over the batches of all clients."""
+
+    def __init__(
+        self,
+        model: Backbone,
+        stacks: Mapping[str, Tensor],
+        places: Mapping[str, NamedTensor],
+        learned: Sequence[str],
+        draws: list[CountedDraws],
+        requests: Sequence[Training],
+    ) -> None:
+        self._model = model
+        self._stacks = stacks
+        self._places = places
+        self._learned = learned
+        self._draws = draws
+        self._requests = requests
+        self._device = next(iter(stacks.values())).device
+        self._objective = requests[0].objective
+        self._plan = Plan([request.batches for request in requests])
+        self._ones = torch.ones(len(requests), device=self._device)
+        self._shares = move(torch.from_numpy(self._plan.shares), self._device)
+        self._held_parts = self._masks()
+        self._running = len(requests)
+
+    def run(self, optimizer: StepsOfAll) -> None:
+        """Take all steps."""
+        examples, normalize = self._requests[0].examples, self._requests[0].normalize
+        stored = examples.stream(self._plan.places())
+        numbered = enumerate(zip(self._plan.counts, self._plan.rooms, strict=True))
+        for room, some in groupby(numbered, lambda each: each[1][1]):
+            leaves = {name: stack[:room].detach() for name, stack in self._stacks.items()}
+            for name in self._learned:
+                leaves[name].requires_grad_()
+            with bound(self._places.values(), (Stacked(leaves[name]) for name in self._places)):
+                inputs = [leaves[name] for name in self._learned]
+                for number, (count, _) in some:
+                    x, y = network_input(normalize, next(stored))
+                    self._part(count)
+                    optimizer.take(count, self._gradients(number, room, inputs, x, y))
+
+    def _gradients(
+        self, number: int, room: int, inputs: Sequence[Tensor], x: Tensor, y: Tensor
+    ) -> list[Tensor | None]:
+        """Gradients of the loss of each client in a step, shape (m, ...) each.
+
+        Args:
+            number: Number of the step.
+            room: Number m of clients in the pass.
+            inputs: The trained tensors.
+            x: Inputs, shape (m B, ...).
+            y: Targets, shape (m B, ...).
+        """
+        with counting(self._draws[:room]), torch.enable_grad():
+            each = self._objective.losses(logits(self._model.forward(x)), y)
+            losses = (each.view(room, -1) * self._shares[number, :room]).sum(1)
+        found = torch.autograd.grad(losses, inputs, self._ones[:room], allow_unused=True)
+        # Contiguous: fused optimizers of CUDA take no other gradients.
+        whole = [None if grad is None else grad.contiguous() for grad in found]
+        grads = dict(zip(self._learned, whole, strict=True))
+        masked = {n: mask for n, mask in self._held_parts.items() if grads[n] is not None}
+        if masked:
+            torch._foreach_mul_([grads[name] for name in masked], [mask[:room] for mask in masked.values()])
+        return list(grads.values())
+
+    def _masks(self) -> dict[str, Tensor]:
+        """1 for what a client of its rank holds and 0 beyond, by name, where some client has its own rank."""
+        ranks = {k: request.rank for k, request in enumerate(self._requests) if request.rank is not None}
+        cut = [name for name in self._learned if ranks and rank_axes(name)]
+        masks = {name: torch.ones_like(self._stacks[name]) for name in cut}
+        for name, mask in masks.items():
+            for k, rank in ranks.items():
+                for part in beyond_rank(name, mask[k], rank):
+                    part.zero_()
+        return masks
+
+    def _part(self, count: int) -> None:
+        """Let clients whose training has ended draw no further numbers: copies of their draws go on."""
+        for k in range(count, self._running):
+            self._draws[k], state = copy(self._draws[k]), self._draws[k].state
+            self._draws[k].state = state
+        self._running = count
+
+
+class Plan:
+    """Which examples are in which pass.
+
+    Every client has room for as many rows as the largest batch. What a client leaves of it is filled with its
+    first example, which has no share in its loss. A client that has ended fills its room in the same way,
+    until fewer than half of the clients of a pass still train. So passes have few shapes.
+
+    Attributes:
+        counts: Number of clients that train in each step.
+        rooms: Number m of clients that have room in each step.
+        shares: Share of each row in the loss of its client, float32, shape (steps, K, B).
+    """
+
+    def __init__(self, batches: Sequence[Sequence[Tensor]]) -> None:
+        """Args: batches: places of the examples of each batch of each client, most batches first."""
+        numbers = [len(own) for own in batches]
+        size = max(len(batch) for own in batches for batch in own)
+        self._rows = np.empty((max(numbers), len(batches), size), np.int64)
+        self.shares = np.zeros(self._rows.shape, np.float32)
+        for k, own in enumerate(batches):
+            self._rows[:, k] = int(own[0][0])
+            self.shares[:, k, 0] = 1
+            for i, batch in enumerate(own):
+                self._rows[i, k, : len(batch)] = batch.numpy()
+                self.shares[i, k, : len(batch)] = 1 / len(batch)
+        self.counts = [sum(number > i for number in numbers) for i in range(max(numbers))]
+        self.rooms = [_room(count, len(batches)) for count in self.counts]
+
+    def places(self) -> list[Tensor]:
+        """Places of the examples of each pass, int64, shape (m B,)."""
+        return [
+            torch.from_numpy(rows[:m].reshape(-1)) for rows, m in zip(self._rows, self.rooms, strict=True)
+        ]
+
+
+def _room(count: int, clients: int) -> int:
+    """Number of clients in a pass: all, or half of them, a quarter and so on, as long as `count` fit."""
+    while (half := -(-clients // 2)) >= count and half < clients:
+        clients = half
+    return clients
