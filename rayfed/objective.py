@@ -54,6 +54,7 @@ class Objective:
         percent: Whether the metric is a share, which is shown in percent.
         tokens: Whether inputs are texts of different lengths, made tokens by the tokenizer of the model.
         by_example: Whether the loss of a batch is the mean of `losses` over its examples.
+        joins: Whether `losses_of_clients` is known.
     """
 
     task: ClassVar[str] = CLASSIFICATION
@@ -64,6 +65,7 @@ class Objective:
     percent: ClassVar[bool] = True
     tokens: ClassVar[bool] = False
     by_example: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     @property
     def reads(self) -> str:
@@ -98,6 +100,16 @@ class Objective:
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Loss of each example, shape (B,), where `by_example` holds; arguments as of `loss`."""
         return _cross_entropy(output, y, "none")
+
+    def losses_of_clients(self, output: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+        """Loss of each of K clients whose B rows are parts of one batch, shape (K,): `loss` of its rows.
+
+        Args:
+            output: As of `loss`, for K B rows.
+            y: As of `loss`.
+            shares: Share of each row in a mean over the rows of its client, shape (K, B); 0: it has none.
+        """
+        return (self.losses(output, y).view_as(shares) * shares).sum(1)
 
     def count(self, y: Tensor) -> int | Tensor:
         """Number of units that the loss of a batch is a mean over: examples, or tokens of answers.
@@ -320,6 +332,7 @@ class OwnObjective(Objective):
     """The objective of a `Task`."""
 
     by_example: ClassVar[bool] = False  # the loss of a user may be a mean over the batch already
+    joins: ClassVar[bool] = False
     _of: Task
     _texts: Objective | None
 
@@ -485,6 +498,13 @@ class LanguageModeling(TextClassification):
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """As in `Objective`, with output (B, L, V) and targets (B, L); 0 without answers."""
         return _cross_entropy(output.flatten(0, 1), y.flatten(), "sum") / self.count(y).clamp(min=1)
+
+    def losses_of_clients(self, output: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets as of `loss`; 0 for a client without answers."""
+        by_token = _cross_entropy(output.flatten(0, 1), y.flatten(), "none").view(y.shape)
+        counts = shares > 0
+        sums = (by_token.sum(1).view_as(shares) * counts).sum(1)
+        return sums / ((y != IGNORED).sum(1).view_as(shares) * counts).sum(1).clamp(min=1)
 
     def count(self, y: Tensor) -> Tensor:
         """Number of tokens of answers, a tensor without dimensions. Args: y: shape (B, L)."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rayfed.client_facts import Indices, RowTable, Splits
-from rayfed.data.text import Inputs
+from rayfed.data.text import Inputs, Targets
 from rayfed.devices import HOST, can_pin, free_memory, move
 from rayfed.types import Batch
 
@@ -321,11 +321,17 @@ class ClientData:
         rows = self.splits.get(split)
         return 0 if rows is None else len(rows)
 
-    def tokens(self, split: str, order: Tensor) -> int:
-        """Number of tokens of texts of a split. Args: order: their positions, int64, on the CPU."""
-        inputs: Any = getattr(self.examples, "inputs", None)
-        rows = self.splits[split][order.numpy()]
-        return int((inputs.starts[rows + 1] - inputs.starts[rows]).sum())
+    def tokens(self, split: str, order: Tensor) -> tuple[int, int]:
+        """Number of tokens of texts of a split, and of those that are learned.
+
+        Args:
+            split: Name of the split.
+            order: Positions of the texts, int64, on the CPU.
+        """
+        examples: Any = self.examples
+        rows, starts = self.splits[split][order.numpy()], examples.inputs.starts
+        learned = examples.targets.learned_in(rows) if isinstance(examples.targets, Targets) else 0
+        return int((starts[rows + 1] - starts[rows]).sum()), learned
 
     def batch(self, split: str, positions: Tensor) -> Batch:
         """The examples at some positions of a split, in the order of the positions.

@@ -188,6 +188,11 @@ class Targets:
         targets[:, :-1][follows] = np.where(learned == 1, tokens, IGNORED)
         return targets
 
+    def learned_in(self, rows: NDArray[np.int64]) -> int:
+        """Number of learned tokens of these texts; the first token of a text is never learned."""
+        starts = self.inputs.starts
+        return sum(int(self.learned[starts[i] + 1 : starts[i + 1]].sum()) for i in rows)
+
     @property
     def counts(self) -> NDArray[np.int64]:
         """Number of learned tokens of each text, shape (N,); the first token of a text is never learned."""

@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +36,34 @@ PLAIN = "{role}: {content}\n"
 """A message where the tokenizer has no template of conversations."""
 
 
+ANSWER_SECONDS = 5.0
+"""Seconds in which the hub must begin to answer."""
+
+
+@contextmanager
+def answered_or_cached(name: str = "") -> Iterator[bool]:
+    """Whether the hub answers. If it does not, the library uses its cache while the block runs.
+
+    Any answer counts, also one that says that the server is busy: then the library tries again, as it does by
+    default. Without a network these tries would take half a minute.
+
+    Args:
+        name: What is loaded; the absolute path of a folder needs no hub.
+    """
+    from huggingface_hub import constants, get_session
+
+    before = constants.HF_HUB_OFFLINE
+    if not before and not Path(name).is_absolute():
+        try:
+            get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
+        except Exception:  # the kinds of errors differ between versions of the library
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield not constants.HF_HUB_OFFLINE
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model of transformers, from a folder or from the hub or its cache.
 
@@ -47,7 +77,8 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, use_fast=True)
+        with answered_or_cached(name):
+            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, use_fast=True)
     except Exception as err:  # the library raises almost anything
         raise ConfigError(
             f"model.name: the tokenizer of {name!r} cannot be loaded ({one_line(err)[:200]}); it lies in the "

@@ -341,7 +341,7 @@ class Client:
             self.steps += len(batches)
             self.rows += sum(map(len, orders))
             if self.objective.tokens:
-                self.read += [torch.tensor([self.data.tokens("train", order), 0]) for order in orders]
+                self.read += [torch.tensor(self.data.tokens("train", order)) for order in orders]
         return True
 
     def batch(self, split: str, positions: Tensor) -> Batch:

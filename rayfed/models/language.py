@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rayfed.data.text import PAD
+from rayfed.data.tokens import answered_or_cached
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.models.model_config import HF, ModelConfig
@@ -331,7 +332,7 @@ def settings_of(config: ModelConfig) -> Any:
     """
     from transformers import AutoConfig
 
-    with _quiet():
+    with _quiet(), answered_or_cached(source_of(config)):
         try:
             found = AutoConfig.from_pretrained(source_of(config), trust_remote_code=False, **config.options)
         except Exception as err:  # the library raises almost anything
@@ -378,7 +379,7 @@ def _read(kind: str, config: ModelConfig, settings: Any) -> Any:
     """A model with its published values, in float32, whatever the type in which they are stored."""
     import transformers
 
-    with _quiet():
+    with _quiet(), answered_or_cached(source_of(config)):
         try:
             return getattr(transformers, kind).from_pretrained(
                 source_of(config), config=settings, dtype=torch.float32, trust_remote_code=False

@@ -158,6 +158,29 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_examples(task, shape, y):
         near(goal.losses(output, y)[one], goal.loss(output[one : one + 1], y[one : one + 1]), 12, 10.0)
 
 
+@pytest.mark.parametrize(
+    ("task", "shape", "y"),
+    [
+        ("classification", (6, 3), torch.tensor([0, 1, 2, 2, 1, 0])),
+        ("regression", (6, 2), torch.arange(12.0).view(6, 2)),
+        (
+            "language_modeling",
+            (6, 3, 4),
+            torch.tensor([[0, 1, 2], [-100, -100, 3], [-100] * 3, [1, -100, 2], [0, 0, 0], [-100] * 3]),
+        ),
+    ],
+)
+def test_losses_of_clients_are_those_of_their_rows(task, shape, y):
+    goal = objective(task)
+    output = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])  # the last row has no answer
+    first, second = goal.losses_of_clients(output, y, shares)
+    near(first, goal.loss(output[:2], y[:2]), 12, 10.0)
+    near(second, goal.loss(output[5:], y[5:]), 12, 10.0)
+
+
 def test_losses_that_are_means_over_something_else_are_not_joined():
     assert not objective("language_modeling").by_example  # over the tokens of answers
-    assert not OwnObjective(Task(loss=lambda output, y: (output - y).mean(), metrics={"a": None})).by_example
+    own = OwnObjective(Task(loss=lambda output, y: (output - y).mean(), metrics={"a": None}))
+    assert not own.by_example
+    assert not own.joins

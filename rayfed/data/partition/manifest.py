@@ -162,7 +162,23 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         yield never_train(partition)
     if partition.held_out:
         yield "held out: " + ", ".join(f"{name} ({len(own)})" for name, own in partition.held_out.items())
+        if dataset.task in CLASSES:
+            yield from _untrained(partition, dataset)
     yield from _damages(partition, dataset)
+
+
+def _untrained(partition: Partition, dataset: Dataset) -> Iterator[str]:
+    """Sentences on held-out domains with classes that no client has."""
+    trained = np.zeros(len(dataset.classes), bool)
+    own = (rows for _, split, rows in partition.pieces() if split == "train")
+    trained[dataset.labels[union(list(own)) if partition.drawn is None else partition.drawn.used()]] = True
+    for name, rows in partition.held_out.items():
+        classes = np.unique(dataset.labels[rows])
+        if missing := int((~trained[classes]).sum()):
+            yield (
+                f"warning: no client has samples of {missing} of the {len(classes)} classes of {name}; a "
+                f"head for classes cannot learn them, and its accuracy there says nothing about a method"
+            )
 
 
 def _damages(partition: Partition, dataset: Dataset) -> Iterator[str]:

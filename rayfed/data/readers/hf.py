@@ -33,6 +33,7 @@ from rayfed.data.named.texts import PARTS as ALL_PARTS
 from rayfed.data.named.texts import TextTable
 from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.data.text import Text
+from rayfed.data.tokens import answered_or_cached
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
 
@@ -44,8 +45,6 @@ TYPES = {"image": "Image", "label": "ClassLabel or the name label"}
 """By what the columns of images and labels are found."""
 TESTS = ("test", "validation")
 """Splits that can be the official test split, the first one that there is."""
-ANSWER_SECONDS = 5.0
-"""Seconds in which the hub must begin to answer."""
 
 
 @contextmanager
@@ -58,26 +57,6 @@ def _only(level: int, name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-@contextmanager
-def _answered_or_cached() -> Iterator[bool]:
-    """Whether the hub answers. If it does not, the library uses its cache while the block runs.
-
-    Any answer counts, also one that says that the server is busy: then the library tries again, as it does by
-    default. Without a network these tries would take half a minute.
-    """
-    from huggingface_hub import constants, get_session
-
-    before = constants.HF_HUB_OFFLINE
-    try:
-        get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
-    except Exception:  # the kinds of errors differ between versions of the library
-        constants.HF_HUB_OFFLINE = True
-    try:
-        yield not constants.HF_HUB_OFFLINE
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +203,7 @@ class HuggingFace(ContentReader):
     def _from_hub(self, library: Any, cache: str | None) -> Any:
         """The data set with this name from the hub, or from the cache where the hub does not answer."""
         quiet = _only(logging.ERROR, "huggingface_hub")  # it warns of every try
-        with quiet, _answered_or_cached() as answers:
+        with quiet, answered_or_cached() as answers:
             try:
                 return library.load_dataset(self.name, cache_dir=cache)
             except Exception as err:

@@ -87,7 +87,7 @@ class Training:
         examples: The examples of all clients, for a device.
         normalize: As of `ClientData`.
         batches: Places of the examples of each batch, as of `examples.positions`.
-        objective: Its loss is a mean over the examples of a batch.
+        objective: The objective of the task, which joins clients.
         rank: As of `Client`.
         keeps: Whether the state of the optimizer is read afterwards.
         state: As of `Pass`.
@@ -321,7 +321,7 @@ class MemberModel:
             keeps: Whether the state of the optimizer is read afterwards.
         """
         examples = data.examples
-        if self.unit is None or self.text_is_live or not objective.by_example or data.relabel is not None:
+        if self.unit is None or self.text_is_live or not objective.joins or data.relabel is not None:
             return False
         if not isinstance(examples, OnDevice | Streamed):
             return False

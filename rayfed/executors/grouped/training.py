@@ -127,8 +127,8 @@ class _Loop:
             y: Targets, shape (m B, ...).
         """
         with counting(self._draws[:room]), torch.enable_grad():
-            each = self._objective.losses(logits(self._model.forward(x)), y)
-            losses = (each.view(room, -1) * self._shares[number, :room]).sum(1)
+            output = logits(self._model.forward(x))
+            losses = self._objective.losses_of_clients(output, y, self._shares[number, :room])
         found = torch.autograd.grad(losses, inputs, self._ones[:room], allow_unused=True)
         # Contiguous: fused optimizers of CUDA take no other gradients.
         whole = [None if grad is None else grad.contiguous() for grad in found]

@@ -3,10 +3,13 @@
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 
 from rayfed.data.text import PAD
+from rayfed.data.tokens import ANSWER_SECONDS
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
+from rayfed.models.language import settings_of
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import attach, dump, skeleton
 from rayfed.models.trunk import use_checkpointing
@@ -203,3 +206,30 @@ def test_what_is_not_supported_is_refused(folders, tmp_path):
         model_of(folders["bert"], size=1000)
     with pytest.raises(ConfigError, match="reads texts"):
         model_of(folders["bert"], "classification")
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, reachable):
+    """Otherwise the library tries again for half a minute. A folder needs no hub, and asks none."""
+    asked, offline = [], []
+
+    class Hub:
+        def head(self, url, timeout):
+            asked.append(timeout)
+            if not reachable:
+                raise OSError("Name or service not known")
+
+    def load(name, **_):
+        offline.append(constants.HF_HUB_OFFLINE)
+        raise OSError("couldn't connect")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Hub)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", load)
+    for name in ("hf/some/model", "hf//some/folder"):
+        with pytest.raises(
+            ConfigError, match=r"the hub does not answer|the folder /some/folder does not exist"
+        ):
+            settings_of(ModelConfig(name=name))
+    assert asked == [ANSWER_SECONDS]
+    assert offline == [not reachable, False]
+    assert not constants.HF_HUB_OFFLINE

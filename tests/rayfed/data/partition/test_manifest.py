@@ -73,6 +73,15 @@ def test_answers_without_content_or_end_are_warned_of(flaw, words):
     assert words.format(used) in last
 
 
+def test_held_out_classes_that_no_client_has_are_warned_of():
+    data = make_data(sizes=(60,) * 4)
+    labels, domain, _ = data
+    labels[:] = np.where(domain == 0, labels % 2, 1 + labels % 2)
+    sentence = f"warning: no client has samples of 1 of the 2 classes of {DOMAINS[0]}; a"
+    assert sentence in describe(part(config(held_out=DOMAINS[0]), data), as_dataset(data))
+    assert "warning" not in describe(part(config(held_out=DOMAINS[1]), data), as_dataset(data))
+
+
 def test_table_and_description():
     data = make_data(sizes=(4, 150, 120, 300), num_classes=2)
     result = part(config(clients=[1, 8, 8, 8], held_out=None, val=1, test=1), data)

@@ -70,6 +70,10 @@ def agree(setup, mixed=False, group=3):
         with exact_numbers():
             exact, _ = played(exact_setup(setup), 1, executor=judge(setup, device.name))
     assert grouped.together == group
+    counts = [
+        [(a.client, a.steps, a.rows, a.tokens, a.learned) for _, a in each.seen] for each in (alone, grouped)
+    ]
+    assert counts[0] == counts[1]
     equally_near(*([moved(*pair) for pair in each.seen] for each in (alone, grouped, exact)))
 
 
