@@ -642,7 +642,7 @@ class Worker:
                 return self._together(calls, stores())
             except Exception as err:
                 cause = err.__cause__ or err if isinstance(err, MemberError) else err
-                failed = self._group_failure(calls, cause, is_second)
+                failed = self._group_failure(calls, cause, is_second, not isinstance(err, MemberError))
                 _drop_frames(err)
             self._model.forget()
             self._give_back_after(failed, calls[0])
@@ -654,7 +654,7 @@ class Worker:
         raise AssertionError
 
     def _group_failure(
-        self, calls: Sequence[Call], err: BaseException, is_second: bool
+        self, calls: Sequence[Call], err: BaseException, is_second: bool, together: bool
     ) -> RayFedError | None:
         """The error of a group; DeviceMemoryError: it is run again, None: its clients are run one by one.
 
@@ -662,6 +662,7 @@ class Worker:
             calls: The calls.
             err: What was raised.
             is_second: The group was run for the second time.
+            together: As of `log_failure`.
         """
         if is_fault(err):
             world = self._world
@@ -671,7 +672,7 @@ class Worker:
             if is_second:
                 return ResourceError(f"train.group: {text}")
             return DeviceMemoryError(calls[0].client, calls[0].sent.round, calls[0].tag, text)
-        log_failure([call.client for call in calls], err)
+        log_failure([call.client for call in calls], err, together)
         return None
 
     def _less(self, calls: Sequence[Call]) -> list[str]:

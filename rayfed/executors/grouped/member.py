@@ -79,7 +79,7 @@ class Batches:
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class AllSteps:
     """A whole training that a client asks for; the answer is whether it was done.
 
     Attributes:
@@ -102,7 +102,7 @@ class Training:
     keeps: bool
     state: tuple[Any, ...]
 
-    def is_like(self, other: Training) -> bool:
+    def is_like(self, other: AllSteps) -> bool:
         """Whether two clients can train in one loop."""
         same = (self.examples is other.examples, self.objective == other.objective, self.state == other.state)
         return all(same)
@@ -329,7 +329,7 @@ class MemberModel:
         batches = whole.split([len(order) for order in orders])
         state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
         done: bool = self._ask(
-            Training(optimizer, examples, data.normalize, batches, objective, rank, keeps, state)
+            AllSteps(optimizer, examples, data.normalize, batches, objective, rank, keeps, state)
         )
         return done
 

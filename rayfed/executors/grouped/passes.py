@@ -39,7 +39,8 @@ from rayfed.devices import (
     seeded_state,
     set_random_state,
 )
-from rayfed.executors.grouped.member import TEXTS, Batches, MemberModel, NotShareableError, Pass, Training
+from rayfed.errors import one_line
+from rayfed.executors.grouped.member import TEXTS, AllSteps, Batches, MemberModel, NotShareableError, Pass
 from rayfed.executors.grouped.steps import JointSteps, Step
 from rayfed.executors.grouped.training import train_all
 from rayfed.federation.local import logits
@@ -415,8 +416,8 @@ class Backward:
     grads: Sequence[Tensor | None]
 
 
-Request: TypeAlias = Pass | Backward | Step | Batches | Training
-"""What the code of a client waits for."""
+Request: TypeAlias = Pass | Backward | Step | Batches | AllSteps
+"""Something that the code of a client waits for."""
 
 
 class JointPass(torch.autograd.Function):
@@ -575,7 +576,7 @@ class Group:
 
     def _answers(self, requests: Mapping[int, Request]) -> dict[int, Any]:
         """Compute all requests, those of the same kind together."""
-        if trainings := {k: r for k, r in requests.items() if isinstance(r, Training)}:
+        if trainings := {k: r for k, r in requests.items() if isinstance(r, AllSteps)}:
             rest = {k: request for k, request in requests.items() if k not in trainings}
             return self._train(trainings) | (self._answers(rest) if rest else {})
         steps = {k: request.optimizer for k, request in requests.items() if isinstance(request, Step)}
@@ -584,7 +585,7 @@ class Group:
         passes = {k: r for k, r in requests.items() if isinstance(r, Pass | Backward)}
         return dict.fromkeys(steps) | _collected(batches) | self._compute(passes)
 
-    def _train(self, requests: Mapping[int, Training]) -> dict[int, bool]:
+    def _train(self, requests: Mapping[int, AllSteps]) -> dict[int, bool]:
         """Whether these clients were trained in one loop, for each of them."""
         whole = len(requests) == len(self.streams)
         draws = [stream.counted for stream in self.streams]
@@ -711,17 +712,22 @@ def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:
     return [dict(members[i : i + size]) for i in range(0, len(members), size)]
 
 
-def log_failure(clients: Sequence[str], err: BaseException) -> None:
+def log_failure(clients: Sequence[str], err: BaseException, together: bool) -> None:
     """Log that clients of a group are run one by one.
+
+    It is a warning where the method or the model cannot be grouped, because then every group costs an
+    attempt, and where what is computed for all of them failed, which no code of a client explains.
 
     Args:
         clients: Their ids.
-        err: What was raised in their code. It is a warning where the method or the model cannot be grouped,
-            because then every group costs an attempt.
+        err: The error.
+        together: Whether it was raised where all of them are computed, and not in the code of one.
     """
     log.info("clients %s are run one by one: %s", ", ".join(clients), err)
     if isinstance(err, NotShareableError | NotImplementedError):
         _warn(str(err))
+    elif together and not isinstance(err, FloatingPointError):
+        _warn(f"{type(err).__name__}: {one_line(err)}")
 
 
 @cache

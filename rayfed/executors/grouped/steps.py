@@ -200,7 +200,7 @@ class StepsOfAll:
 
         Args:
             whole: An optimizer for the stacks, with the states of all clients.
-            members: The optimizer of each client and its tensors; empty: nobody reads their states later.
+            members: The optimizer of each client and its tensors; empty: their states are not read.
             clients: Number K of clients.
         """
         self._whole: Any = whole

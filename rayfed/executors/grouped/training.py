@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rayfed.data.examples import network_input
 from rayfed.devices import CountedDraws, counting, move
-from rayfed.executors.grouped.member import Training
+from rayfed.executors.grouped.member import AllSteps
 from rayfed.executors.grouped.steps import JointSteps, StepsOfAll
 from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone
@@ -35,7 +35,7 @@ def train_all(
     places: Mapping[str, NamedTensor],
     steps: JointSteps,
     draws: Sequence[CountedDraws],
-    requests: Sequence[Training],
+    requests: Sequence[AllSteps],
 ) -> bool:
     """Train all clients of a group.
 
@@ -82,7 +82,7 @@ class _Loop:
         places: Mapping[str, NamedTensor],
         learned: Sequence[str],
         draws: list[CountedDraws],
-        requests: Sequence[Training],
+        requests: Sequence[AllSteps],
     ) -> None:
         self._model = model
         self._stacks = stacks
@@ -92,7 +92,7 @@ class _Loop:
         self._requests = requests
         self._device = next(iter(stacks.values())).device
         self._objective = requests[0].objective
-        self._plan = Plan([request.batches for request in requests])
+        self._plan = Filling([request.batches for request in requests])
         self._ones = torch.ones(len(requests), device=self._device)
         self._shares = move(torch.from_numpy(self._plan.shares), self._device)
         self._held_parts = self._masks()
@@ -157,8 +157,8 @@ class _Loop:
         self._running = count
 
 
-class Plan:
-    """Which examples are in which pass.
+class Filling:
+    """The examples of each pass.
 
     Every client has room for as many rows as the largest batch. What a client leaves of it is filled with its
     first example, which has no share in its loss. A client that has ended fills its room in the same way,

@@ -8,7 +8,7 @@ import torch
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.grouped import passes
 from rayfed.executors.grouped.steps import StepsOfAll
-from rayfed.executors.grouped.training import Plan
+from rayfed.executors.grouped.training import Filling
 from rayfed.federation.client import make_optimizer, states_of
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
@@ -160,7 +160,7 @@ def places(*numbers):
 
 
 def test_a_plan_fills_the_room_of_clients_and_gives_fillers_no_share():
-    plan = Plan([places([3, 1], [2, 5], [4]), places([7, 8]), places([9])])
+    plan = Filling([places([3, 1], [2, 5], [4]), places([7, 8]), places([9])])
     assert plan.counts == [3, 1, 1]
     assert plan.rooms == [3, 1, 1]
     assert [each.tolist() for each in plan.places()] == [[3, 1, 7, 8, 9, 9], [2, 5], [4, 3]]
@@ -169,7 +169,7 @@ def test_a_plan_fills_the_room_of_clients_and_gives_fillers_no_share():
 
 
 def test_a_pass_has_room_for_at_most_twice_the_clients_that_train():
-    plan = Plan([places(*[[0]] * number) for number in (5, 4, 4, 3, 2, 2, 1)])
+    plan = Filling([places(*[[0]] * number) for number in (5, 4, 4, 3, 2, 2, 1)])
     assert plan.counts == [7, 6, 4, 3, 1]
     assert plan.rooms == [7, 7, 4, 4, 1]
     assert [len(each) for each in plan.places()] == plan.rooms
@@ -195,3 +195,19 @@ def test_optimizers_that_differ_or_train_something_else_take_no_steps_together()
     others = [*clients.optimizers[:-1], make_optimizer(train, clients.values[-1].values(), lr=0.2)]
     assert clients.joint.of_all(others, list(SHAPES), keeps=False) is None
     assert not any(states_of(o, v) for o, v in zip(others, clients.values, strict=True))
+
+
+def test_a_loop_that_fails_is_a_warning_and_its_clients_train_one_by_one(monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("fused kernels need the same layout")
+
+    passes._warn.cache_clear()
+    monkeypatch.setattr(StepsOfAll, "take", fails)
+    setup = prepared("algorithm=fedavg", "data.limit=24")
+    with pretended() as device:
+        _, params = played(setup, 1, executor=Answers(setup, device=device.name))
+        grouped, others = played(setup, 4, executor=Answers(setup, device=device.name))
+    assert grouped.together == 0
+    assert digest(params) == digest(others)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "run one by one: RuntimeError: fused kernels need the same layout; train.group=1" in told
