@@ -28,7 +28,7 @@ from rayfed.testing import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly
 from tests.pretended import pretended
-from tests.rayfed.executors.grouped.test_passes_device import agree
+from tests.rayfed.executors.grouped.test_passes_device import OWN_LOOP, agree
 from tests.rayfed.executors.grouped.test_passes_group import check_agreement
 from tests.rayfed.test_resume import killed, tables
 from tests.rounding import equally_near, exactly_trained, near
@@ -240,9 +240,11 @@ def test_on_a_device_the_run_is_the_same(folder, cache, model):
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("loop", ["train.clip_norm=null", OWN_LOOP])
 @pytest.mark.parametrize("model", quickly(["bert", "llama-lm"], []))
-def test_groups_on_a_device_agree_with_single_clients(folder, cache, model):
-    agree(setup_of(folder, cache, model))
+def test_groups_on_a_device_agree_with_single_clients(folder, cache, model, loop):
+    """In one loop for all clients, and each in its own."""
+    agree(setup_of(folder, cache, model, loop))
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,18 @@ from tests.rayfed.executors.grouped.test_passes_group import (
 from tests.rounding import equally_near, exact_numbers, exact_setup
 
 UNEQUAL = ("data.limit=40", UNEVEN)
+OWN_LOOP = "train.clip_norm=100"
+"""Lets each client of a group have its own loop; for the other one see test_training.py."""
+
+ADAM = "train.optimizer=adam train.eps=1.0e-4"
 CASES = [
-    "algorithm=fedavg tuning.dropout=0.5",
+    f"algorithm=fedavg tuning.dropout=0.5 {OWN_LOOP}",
     *(
         pytest.param(case, marks=STEADY)
         for case in (
             "algorithm=fedgcr",
-            "algorithm=fedavg tuning=bitfit",
-            "algorithm=fedavg tuning=bitfit train.optimizer=adam train.eps=1.0e-4 train.keep_optimizer=true",
+            f"algorithm=fedavg tuning=bitfit {OWN_LOOP}",
+            f"algorithm=fedavg tuning=bitfit {ADAM} train.keep_optimizer=true {OWN_LOOP}",
             "algorithm=fedavg train.local_steps=2 train.clip_norm=0.5",
             "algorithm=fedsam tuning.dropout=0.5",
             "algorithm=ditto tuning.dropout=0.5",
