@@ -315,4 +315,5 @@ def test_a_group_on_a_device_is_sent_and_computed_at_once(tmp_path, cache):
     group = counted([*settings, "train.group=2"], tmp_path / "group", cache)
     assert (alone["up"], group["up"]) == (2, 1)
     assert (alone["waits"], group["waits"]) == (2, 1)
-    assert group["down"] == 3  # the parameters of both at once, and the order of the examples of each
+    # Of both at once: parameters, examples of all batches, their shares in a loss, seeds of dropout.
+    assert group["down"] == 4
