@@ -247,7 +247,7 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert texts >= {(family, "a device") for family in tiny_models.CONFIGS}
     assert texts >= {(family, "groups") for family in tiny_models.DECODERS}
     assert all(row["seconds_per_round"] > 0 for row in parts["clients"])
-    assert [row["what"] for row in parts["clients"]][6:8] == ["one by one", "plain PyTorch"]
+    assert [row["what"] for row in parts["clients"]][5:7] == ["one by one", "plain PyTorch"]
     assert "skipped" in parts["kernels"][0]
     assert [row["actors"] for row in parts["actors"]] == ["a default run", 1, 2, 4, "auto"]
     assert len({row["sha256"] for row in parts["actors"][1:]}) == 1
