@@ -98,8 +98,8 @@ class JointSteps:
         whole._optimizer_step_pre_hooks = OrderedDict()
         (group,) = whole.param_groups
         group["params"] = [group["params"][i] for i in places]
-        owners = [[each.param_groups[0]["params"][i] for i in places] for each in optimizers] if keeps else []
-        return StepsOfAll(whole, list(zip(optimizers, owners, strict=False)), len(optimizers))
+        members = [(each, [each.param_groups[0]["params"][i] for i in places]) for each in optimizers]
+        return StepsOfAll(whole, members if keeps else (), len(optimizers))
 
     def take(self, requests: Mapping[int, torch.optim.Optimizer]) -> None:
         """Take a step with the optimizers of these clients.

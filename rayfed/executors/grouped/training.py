@@ -152,8 +152,9 @@ class _Loop:
     def _part(self, count: int) -> None:
         """Let clients whose training has ended draw no further numbers: copies of their draws go on."""
         for k in range(count, self._running):
-            self._draws[k], state = copy(self._draws[k]), self._draws[k].state
-            self._draws[k].state = state
+            going = copy(self._draws[k])
+            going.state = self._draws[k].state
+            self._draws[k] = going
         self._running = count
 
 

@@ -112,7 +112,7 @@ def test_clients_with_states_of_different_ages_train_by_themselves(loops):
 
 
 def test_what_a_client_draws_afterwards_does_not_depend_on_the_others():
-    """The personal model that is scored is trained after the loop, with draws of dropout that follow."""
+    """Here each client trains a second time after the loop, with draws of dropout that follow."""
     setup = prepared("algorithm=fedavg", "tuning.dropout=0.5", *UNEQUAL)
     agree(replace(setup, experiment=replace(setup.experiment, local=Twice())), group=5)
 
@@ -134,8 +134,7 @@ def test_with_graphs_the_tensors_are_those_without(loops):
         experiment = replace(setup.experiment, group=4, evaluate_every=0)
         world = replace(setup.world, train=replace(setup.world.train, graphs=graphs))
         with pretended() as device, recording():
-            executor = Answers(setup, device=device.name)
-            executor = type(executor)(replace(setup, world=world), device=device.name)
+            executor = Answers(replace(setup, world=world), device=device.name)
             *_, last = run_rounds(experiment, executor, setup.start)
             digests.append(digest(last.state.params))
             made = executor.worker.graphs
