@@ -9,6 +9,7 @@ import gc
 import os
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -458,13 +459,23 @@ def _use_deterministic_algorithms(on: bool) -> None:
         torch.set_deterministic_debug_mode("error" if on else "default")
 
 
+PROCESS = threading.RLock()
+"""Held by the thread that uses what its process has once: settings of torch and random streams."""
+
+
 @contextmanager
 def settings_restored() -> Iterator[None]:
-    """Put the settings of torch that a run chooses for its process back after the block.
+    """Put the settings of torch that a run chooses for its process back after the block, which runs alone.
 
     These are the number of threads, the precision of products, deterministic kernels and the kinds of
-    attention. A run in a user's process, such as a notebook, must not change what follows it there.
+    attention. A run in a user's process, such as a notebook, must not change what follows it there. They and
+    the random streams belong to the process, so a block of another thread waits until this one has ended.
     """
+    with PROCESS:
+        yield from _settings_restored()
+
+
+def _settings_restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     products = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()

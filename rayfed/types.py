@@ -116,16 +116,20 @@ def cut_to_rank(params: Params, rank: int | None) -> Params:
 STATISTICS = ("running_mean", "running_var")
 """Names of the running statistics of a BatchNorm layer end with one of these."""
 
+STATE = ".state"
+"""Names of other tensors that training moves without an optimizer, such as a moving mean, end with this."""
+
 
 def is_statistic(name: str) -> bool:
-    """Whether the name is that of a running mean or variance of a BatchNorm layer.
+    """Whether the name is that of a tensor that training moves without an optimizer.
 
-    Servers average these values, but must not apply an optimizer step to them.
+    These are the running mean and variance of a BatchNorm layer, and other state of a user's network. Servers
+    average these values, but must not apply an optimizer step to them.
 
-    >>> is_statistic("norm.running_mean"), is_statistic("norm.weight")
-    (True, False)
+    >>> is_statistic("norm.running_mean"), is_statistic("moving_mean.state"), is_statistic("norm.weight")
+    (True, True, False)
     """
-    return name.endswith(STATISTICS)
+    return name.endswith((*STATISTICS, STATE))
 
 
 def num_bytes(value: object) -> int:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
+from rayfed.models.behaviour import Behaviour
 from rayfed.models.shared_weights import dump
 from rayfed.models.stacked import why_not_joint
 from rayfed.models.trunk import has_trained_norms
@@ -53,6 +54,7 @@ class Built:
         blocks: Number of blocks of the backbone.
         stack: Number of blocks that capacities count, those of a text tower included; 0: no uniform blocks.
         block_bytes: Bytes of the frozen tensors of each block.
+        behaviour: What the network of a user does besides mapping rows to outputs; None: nobody looked.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         no_blocks: The message that says that there are no uniform blocks; empty: there are.
         why_not_joint: Why several clients cannot share the passes of the network; empty: they can.
@@ -68,6 +70,7 @@ class Built:
     blocks: int
     stack: int
     block_bytes: tuple[int, ...]
+    behaviour: Behaviour | None
     whole_batch: str
     no_blocks: str
     why_not_joint: str
@@ -115,11 +118,12 @@ class Built:
             stack=len(model.stack) if model.num_blocks else 0,
             no_blocks=_no_blocks(model),
             block_bytes=_block_bytes(model),
+            behaviour=model.behaviour,
             whole_batch=_of_whole_batches(model),
             why_not_joint=why_not_joint(model),
             frozen=model.has_frozen_features,
             rank=max(ranks, default=0),
-            can_checkpoint=model.num_blocks > 0 and not has_trained_norms(model) and not model.net_is_frozen,
+            can_checkpoint=model.num_blocks > 0 and not _of_whole_batches(model) and not model.net_is_frozen,
             features=digest_of(weights) if keeps_features else "",
         )
 
@@ -135,7 +139,7 @@ def _no_blocks(model: Backbone) -> str:
 def _of_whole_batches(model: Backbone) -> str:
     if has_trained_norms(model) or getattr(model.gc_net, "mix", "own") != "own":
         return "trained BatchNorm layers" if model.gc_net is None else "tuning.prompt_mix=scramble"
-    return ""
+    return "" if model.behaviour is None else model.behaviour.of_whole_batches
 
 
 def digest_of(weights: Mapping[str, npt.NDArray[Any]]) -> str:

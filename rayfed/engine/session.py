@@ -23,6 +23,7 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
+from rayfed.executors.worker import Worker
 from rayfed.federation.executor import Policy
 from rayfed.terminal.console import count_up, stage
 from rayfed.terminal.exit_code import STOP
@@ -345,6 +346,17 @@ def _stream(results: Any, health: Health) -> Iterator[Any]:
         yield ray.get(reference)
 
 
+def _one_at_a_time(rows: Iterator[Row], worker: Worker) -> Iterator[Row]:
+    """The rows of a run in this process, whose rounds wait for those of runs in other threads."""
+    while True:
+        with settings_restored():
+            worker.choose_settings()
+            row = next(rows, None)
+        if row is None:
+            return
+        yield row
+
+
 def _numbers(count: int) -> Iterator[str]:
     return (f"{i:02d}" for i in range(count))
 
@@ -460,8 +472,8 @@ def launch(
             notify(small)
         with settings_restored():
             executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-            with closing(record_rounds(setup.experiment, executor, setup.start, keeping)) as rows:
-                yield rows
+        with closing(record_rounds(setup.experiment, executor, setup.start, keeping)) as rows:
+            yield _one_at_a_time(rows, executor.worker)
     else:
         with (
             nullcontext(session) if session else Session() as own,

@@ -14,11 +14,14 @@ and the rate is that of the first step, which there is the final one over the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +65,7 @@ from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
+from rayfed.models.behaviour import examine, give
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
@@ -136,7 +140,8 @@ def scores_alone(config: Config, local: Local) -> bool:
 def packs_of(config: Config, experiment: Training, world: World) -> tuple[Pack, ...]:
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
-    alone = scores_alone(config, local) or bool(world.objective.over_set)
+    looks = world.behaviour is not None and world.behaviour.scores_alone
+    alone = scores_alone(config, local) or bool(world.objective.over_set) or looks
     if alone or type(local).prepare is not Local.prepare:
         return ()
     rows = config.train.eval_batch_size
@@ -294,6 +299,7 @@ class Setup:
         dataset: The prepared examples.
         group: Number of clients that share their passes, and the reason for it.
         head: What happens to the head of the model.
+        notes: Sentences for the header about what a user may not expect of the network.
         stores: Files of the private stores with which clients begin, by id: those of the finished run whose
             model is scored.
     """
@@ -306,9 +312,11 @@ class Setup:
     dataset: Dataset
     group: GroupSize
     head: Head
+    notes: tuple[str, ...] = ()
     stores: Mapping[str, Path] = field(default_factory=dict)
 
 
+@settings_restored()
 def prepare(
     config: Config, build: Callable[[World], Backbone] = World.build, shared: Shared | None = None
 ) -> Setup:
@@ -341,7 +349,9 @@ def prepare(
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build(world)))
+    model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build))
+    world = replace(world, behaviour=model.behaviour)
+    give(bare, model.behaviour)
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
     world = replace(world, train=replace(world.train, graphs=allowed_graphs(world.train, parts, bare)))
@@ -379,7 +389,15 @@ def prepare(
         dataset=dataset,
         group=group,
         head=head,
+        notes=_notes(world),
     )
+
+
+def _notes(world: World) -> tuple[str, ...]:
+    """Sentences for the header about what a user may not expect of the network."""
+    found = () if world.network is None else world.network.notes
+    average = world.train.batch_norm == "average"
+    return (*found, *(() if world.behaviour is None else world.behaviour.sentences(average)))
 
 
 BACKWARD = 2
@@ -441,10 +459,15 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     return goal
 
 
-def _build(config: Config, world: World, partition: Partition, model: Backbone) -> Built:
+def _build(config: Config, world: World, partition: Partition, build: Callable[[World], Backbone]) -> Built:
     dataset = open_dataset(world.shard)
+    model = build(world)
     if dataset.own or world.network is not None:
-        _check_pass(config, world, partition, model)
+        fresh = partial(_another, model, partial(build, world))
+        batches = first_batches(world, partition, model)
+        _check_pass(config, world, fresh(), batches)
+        if model.is_own:
+            give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed))
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
     _check_cache(config.train, model)
@@ -454,8 +477,17 @@ def _build(config: Config, world: World, partition: Partition, model: Backbone) 
     return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
 
 
-def first_batch(world: World, partition: Partition, model: Backbone | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of the first examples of a client, as the client gets them; two where it has two.
+FIRST_ROWS = (2, 4)
+"""Examples of the first client, and of another one, with which a network is tried before the run."""
+
+FEW = 8
+"""The other client is one of so many."""
+
+
+def first_batches(
+    world: World, partition: Partition, model: Backbone | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets of a few examples of two clients, as the clients get them; of one, if there is one.
 
     Args:
         world: Has the examples and the network.
@@ -463,34 +495,56 @@ def first_batch(world: World, partition: Partition, model: Backbone | None = Non
         model: The model, if it was built already; None: the network is not fitted to the inputs yet.
     """
     dataset = open_dataset(world.shard)
-    rows = np.sort(next(iter(partition.listed)).train)[:2] if partition.listed else np.arange(2)
+    listed = list(islice(partition.listed, FEW))
+    others = [part for part in listed[1:] if len(part.train) > 1]
+    chosen = [np.sort(part.train) for part in (*listed[:1], *others[-1:])] or [np.arange(2)]
     model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
     convert = converter(dataset, world.objective.pixels, model, HOST)
-    targets = torch.from_numpy(np.asarray(dataset.targets)[rows])
-    y = targets if targets.is_floating_point() else targets.long()
-    return convert(torch.from_numpy(dataset.images[rows])), y
+    batches = []
+    for places, most in zip(chosen, FIRST_ROWS, strict=False):
+        rows = places[:most]
+        targets = torch.from_numpy(np.asarray(dataset.targets)[rows])
+        y = targets if targets.is_floating_point() else targets.long()
+        batches.append((convert(torch.from_numpy(dataset.images[rows])), y))
+    return batches
 
 
-def _check_pass(config: Config, world: World, partition: Partition, model: Backbone) -> None:
-    """Check with one forward and backward pass that network, data, task and tuning fit together."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
+    """A copy of a model; built anew where a part of it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:
+        return build()
+
+
+def _loss_of(objective: Objective, output: Any, y: Tensor) -> Tensor:
+    """Loss of a batch, a scalar: the sum over the exits of a model that has several."""
+    several = output if isinstance(output, list) else [output]
+    return torch.stack([objective.loss(each, y) for each in several]).sum()
+
+
+def _check_pass(
+    config: Config, world: World, model: Backbone, batches: Sequence[tuple[Tensor, Tensor]]
+) -> None:
+    """Check with one forward and backward pass that network, data, task and tuning fit together.
+
+    Args:
+        config: The experiment.
+        world: Has the task.
+        model: A copy of the tuned model, which is changed.
+        batches: As of `first_batches`.
+    """
     classes = len(world.classes) if open_dataset(world.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
-    batch = first_batch(world, partition, model)
+    batch = batches[0]
     if world.augment is not None:
         _check_images(batch[0])
     where = repr(config.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
     assumed = config.task is None and world.objective.task == REGRESSION
     hint = f"; targets are floats, so {REGRESSION!r} was assumed; for classes use y.astype(int)" * assumed
-    try:
-        # Also where the user switched gradients off around the whole call.
-        with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
-            first_pass(model, world.objective, batch, counted, where, hint)
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(kept[name])
-        model.forget()
+    # Also where the user switched gradients off around the whole call.
+    with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
+        first_pass(model, world.objective, batch, counted, where, hint)
 
 
 def _check_images(x: Tensor) -> None:
@@ -535,7 +589,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition,
     )
     if network is None:
         return world
-    return replace(world, network=fit(network, first_batch(world, partition)[0], config.seed))
+    return replace(world, network=fit(network, first_batches(world, partition)[0][0], config.seed))
 
 
 def _check_device(cluster: ClusterConfig) -> None:

@@ -59,8 +59,10 @@ from rayfed.federation.noise_and_compression import CODED
 from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
+from rayfed.models.behaviour import Behaviour, give
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
+from rayfed.models.put_back import PutBack
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
 from rayfed.models.trunk import (
     FeatureCache,
@@ -404,6 +406,7 @@ class World:
         shares_features: Write all frozen features to disk, for other experiments.
         smaller: Changes of the training with which a client needs less memory on a device.
         network: The network of a user, in place of one of a library; None: `model` names the latter.
+        behaviour: What that network does besides mapping rows to outputs; None: nobody has looked.
     """
 
     seed: int
@@ -428,22 +431,24 @@ class World:
     shares_features: bool = False
     smaller: Smaller = field(default_factory=lambda: Smaller(train=TrainConfig()))
     network: Network | None = None
+    behaviour: Behaviour | None = None
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
         own = (self.seed, self.objective.reads, self.network)
         model = build_backbone(self.model, self.classes or self.num_classes, *own)
-        return apply_tuning(model, self.tuning, self.seed)
+        return give(apply_tuning(model, self.tuning, self.seed), self.behaviour)
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
-        return skeleton(
+        bare = skeleton(
             lambda: apply_tuning(
                 build_backbone(self.model, self.num_classes, self.seed, self.objective.reads, self.network),
                 self.tuning,
                 self.seed,
             )
         )
+        return give(bare, self.behaviour)
 
     def weights(self) -> Weights:
         """All tensors of the initial model, to be shared between processes."""
@@ -473,11 +478,10 @@ class Worker:
             device: Any device of torch. Calls and their answers are on the CPU all the same.
             share: Share of the device that the process was given, for messages.
         """
-        torch.set_num_threads(world.threads)
         self._world = world
         self._share = share
-        set_products(torch.device(device), world.train.precision)
-        set_deterministic(torch.device(device), world.deterministic)
+        self._device = torch.device(device)
+        self.choose_settings()
         model = world.skeleton()
         attach(model, weights)
         if world.train.base_bits is not None:
@@ -506,6 +510,14 @@ class Worker:
         sides = (shape[-2], shape[-1]) if len(shape) > 1 else model.size
         self._augment = Augmentation.of(world.augment, sides, *scale, dataset.own) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
+        self._put_back = PutBack(self._model)
+
+    def choose_settings(self) -> None:
+        """Choose what torch has once for a process: threads, products and deterministic kernels."""
+        world = self._world
+        torch.set_num_threads(world.threads)
+        set_products(self._device, world.train.precision)
+        set_deterministic(self._device, world.deterministic)
 
     def _folder(self) -> FeatureFolder | None:
         """Folder of the frozen features on disk."""
@@ -689,6 +701,7 @@ class Worker:
         seed = self._world.seed
         seeds = [derive(seed, call.tag, call.sent.round, call.client) for call in calls]
         messages = [(call.sent, store) for call, store in zip(calls, stores, strict=True)]
+        self._put_back()
         there = receive(messages, self._device)
         values = [self._values(sent, own) for sent, own in there]
         active = [self._all_blocks if sent.blocks is None else sent.blocks for sent, _ in there]
@@ -723,6 +736,7 @@ class Worker:
         """Reset the model to the values with which a call starts; returns the message as its code sees it."""
         values = self._values(sent, store)
         model = self._model
+        self._put_back()
         model.active = self._all_blocks if sent.blocks is None else sent.blocks
         model.untuned = False
         load(model, values)

@@ -121,6 +121,8 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
         tell(f"task: {goal.task}, scored by {goal.metric}")
     if setup.world.network is not None:
         tell(fit_width(trained_in_words(setup), terminal_width()))
+    for note in setup.notes:
+        tell(fit_width(note, terminal_width()))
     if setup.group.sentence:
         tell(fit_width(setup.group.sentence, terminal_width()))
     if skipped := setup.dataset.skipped:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from rayfed.models.clip import ClipHead, TextSide
 from rayfed.models.named_tensors import NamedTensor, find_tensors, trained_modules
 from rayfed.models.prompters import GCNet
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER
+
+if TYPE_CHECKING:
+    from rayfed.models.behaviour import Behaviour
 
 T = TypeVar("T", Tensor, list[Tensor])
 
@@ -72,6 +75,8 @@ class Backbone(nn.Module):
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         graphs: Graphs of the network on a device (`rayfed.models.graphs`), which give its output for a pass
             or None; None: there are none.
+        behaviour: What the network of a user does besides mapping rows to outputs; None: nobody looked, as
+            with networks of libraries.
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters, or most tokens of one.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.
@@ -114,6 +119,7 @@ class Backbone(nn.Module):
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
         self.graphs: Callable[..., Tensor | None] | None = None
+        self.behaviour: Behaviour | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._answers: dict[str, bool] = {}
         self._tensors: dict[str, NamedTensor] | None = None
@@ -246,9 +252,18 @@ class Backbone(nn.Module):
         return False
 
     @property
+    def has_own_modes(self) -> bool:
+        """Whether a module of the network decides itself what its training mode is."""
+        return False
+
+    @property
     def net_is_frozen(self) -> bool:
         """Whether no parameter of `net` trains, so that features before the adapter never change."""
-        return self._cached_answer("net", lambda: not any(p.requires_grad for p in self.net.parameters()))
+        return self._cached_answer("net", self._features_stay)
+
+    def _features_stay(self) -> bool:
+        steady = self.behaviour is None or self.behaviour.is_steady
+        return steady and not any(p.requires_grad for p in self.net.parameters())
 
     @property
     def has_frozen_features(self) -> bool:
@@ -316,9 +331,10 @@ class Backbone(nn.Module):
             self.stack.active = validate(blocks, len(self.stack))
 
     def tensors(self) -> Mapping[str, NamedTensor]:
-        """Parameters, BatchNorm statistics and LoRA residuals by global name; cached, see `refresh`."""
+        """Parameters, state that training moves, and LoRA residuals by global name; cached, see `refresh`."""
         if self._tensors is None:
-            self._tensors = find_tensors(self, has_blocks=self.num_blocks > 0)
+            moves = None if self.behaviour is None else self.behaviour.moves
+            self._tensors = find_tensors(self, has_blocks=self.num_blocks > 0, moves=moves)
         return self._tensors
 
     def refresh(self) -> None:

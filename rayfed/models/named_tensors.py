@@ -6,7 +6,7 @@ Also sets which modules are in train mode while a model is tuned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfed.types import RESIDUAL, STATISTICS, block_of
+from rayfed.types import RESIDUAL, STATE, STATISTICS, block_of, is_statistic
 
 
 def is_trained_norm(module: nn.Module) -> bool:
@@ -99,8 +99,11 @@ class NamedTensor:
         module: The module that owns the tensor.
         leaf: Name of the attribute of that module.
         block: Index of the block the tensor belongs to; None outside the blocks.
-        is_buffer: True for a running statistic of BatchNorm or a LoRA residual; False for a parameter.
+        is_buffer: True for what no optimizer trains: a running statistic, other state that training moves, or
+            a LoRA residual; False for any other parameter.
         path: Name of the tensor in the state dict of the Backbone.
+        moves: Whether training was seen to move such state (`rayfed.models.behaviour`); None: nobody looked,
+            and statistics of BatchNorm move if the affine parameters of their layer are trained.
     """
 
     module: nn.Module
@@ -108,11 +111,13 @@ class NamedTensor:
     block: int | None
     is_buffer: bool
     path: str
+    moves: bool | None = None
 
     @property
     def held(self) -> dict[str, Any]:
         """The dictionary of the module that holds the tensor, or what stands for it, by `leaf`."""
-        held: Any = self.module._buffers if self.is_buffer else self.module._parameters
+        is_there = self.is_buffer and self.leaf in self.module._buffers
+        held: Any = self.module._buffers if is_there else self.module._parameters
         return cast(dict[str, Any], held)
 
     @property
@@ -126,9 +131,11 @@ class NamedTensor:
     def is_trained(self) -> bool:
         """Whether the tensor changes in an experiment.
 
-        A parameter is trained when it requires gradients; a BatchNorm statistic when the affine parameters
-        of its layer do; a LoRA residual always, because the server changes it and clients load it.
+        A parameter is trained when it requires gradients; state as `moves` says; a LoRA residual always,
+        because the server changes it and clients load it.
         """
+        if self.moves is not None:
+            return self.moves
         if not self.is_buffer:
             return self.module._parameters[self.leaf].requires_grad  # type: ignore[union-attr]  # it is there
         return self.leaf == RESIDUAL_LEAF or is_trained_norm(self.module)
@@ -148,39 +155,52 @@ def bound(places: Iterable[NamedTensor], values: Iterable[Any]) -> Iterator[None
             place.held[place.leaf] = value
 
 
-def find_tensors(model: nn.Module, has_blocks: bool) -> dict[str, NamedTensor]:
-    """Collect the parameters, BatchNorm statistics and LoRA residuals of a model by global name.
+def find_tensors(
+    model: nn.Module, has_blocks: bool, moves: Collection[str] | None = None
+) -> dict[str, NamedTensor]:
+    """Collect the parameters, the state that training moves, and the LoRA residuals of a model by name.
 
     Args:
         model: The Backbone.
         has_blocks: Whether its `blocks` can be selected. Otherwise a name that begins with `blocks.` becomes
             `stages.`, because `blocks.<j>.` always means a block that can be selected.
+        moves: Paths of the tensors that training moves and no optimizer trains; None: nobody looked, and the
+            state are the statistics of BatchNorm.
 
     Raises:
         RuntimeError: Two tensors would have the same global name.
     """
     tensors: dict[str, NamedTensor] = {}
-    for name, entry in _walk(model, has_blocks):
+    for name, entry in _walk(model, has_blocks, moves):
         if name in tensors:
             raise RuntimeError(f"{tensors[name].path} and {entry.path} would both be called {name!r}")
         tensors[name] = entry
     return tensors
 
 
-def _walk(model: nn.Module, has_blocks: bool) -> Iterator[tuple[str, NamedTensor]]:
+def _walk(
+    model: nn.Module, has_blocks: bool, moves: Collection[str] | None
+) -> Iterator[tuple[str, NamedTensor]]:
     seen: set[Tensor] = set()
     for prefix, module in model.named_modules():
-        tensors = {leaf: (p, False) for leaf, p in module._parameters.items()}
+        before = f"{prefix}." if prefix else ""
+        state = {leaf for leaf in (*module._parameters, *module._buffers) if before + leaf in (moves or ())}
+        tensors = {leaf: (p, leaf in state) for leaf, p in module._parameters.items()}
         if isinstance(module, _BatchNorm):
             tensors |= {leaf: (module._buffers[leaf], True) for leaf in STATISTICS}
+        tensors |= {leaf: (b, True) for leaf, b in module._buffers.items() if leaf in state}
         if RESIDUAL_LEAF in module._buffers:
             tensors[RESIDUAL_LEAF] = (module._buffers[RESIDUAL_LEAF], True)
         for leaf, (tensor, is_buffer) in tensors.items():
             if tensor is None or tensor in seen:  # absent, or tied to a tensor that already has a name
                 continue
             seen.add(tensor)
-            path = f"{prefix}.{leaf}" if prefix else leaf
+            path = before + leaf
             name = global_name(path)
+            if leaf in state and not is_statistic(name):
+                name += STATE
+            seen_to_move = leaf in state if is_buffer and moves is not None else None
+            seen_to_move = None if leaf == RESIDUAL_LEAF else seen_to_move
             if name.startswith("blocks.") and not has_blocks:
                 name = f"stages.{name.removeprefix('blocks.')}"
-            yield name, NamedTensor(module, leaf, block_of(name), is_buffer, path)
+            yield name, NamedTensor(module, leaf, block_of(name), is_buffer, path, seen_to_move)

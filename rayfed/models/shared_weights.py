@@ -9,7 +9,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from rayfed.models.named_tensors import global_name
+
+if TYPE_CHECKING:
+    from rayfed.models.behaviour import Behaviour
 
 M = TypeVar("M", bound=nn.Module)
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -62,16 +65,24 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     arrays = {}
     for name, (module, leaf, tensor) in _tensors(model):
         value = tensor.detach().cpu()
-        if half and _is_half_weight(name, module, tensor):
+        if half and name not in _moves(model) and _is_half_weight(name, module, tensor):
             arrays[name] = value.to(torch.bfloat16).view(torch.int16).numpy()
         else:
-            arrays[name] = value.numpy().copy() if _is_private(module, leaf, tensor) else value.numpy()
+            is_private = leaf in module._buffers or tensor.requires_grad or name in _moves(model)
+            arrays[name] = value.numpy().copy() if is_private else value.numpy()
     return arrays
+
+
+def _moves(model: nn.Module) -> frozenset[str]:
+    """Names of tensors that training moves although no optimizer trains them, such as a teacher's weights."""
+    behaviour: Behaviour | None = getattr(model, "behaviour", None)
+    return frozenset() if behaviour is None else behaviour.moves
 
 
 def half_names(model: nn.Module) -> set[str]:
     """Names of the parameters that `dump` rounds to bfloat16 under `half`."""
-    return {name for name, parts in _tensors(model) if _is_half_weight(name, parts[0], parts[2])}
+    names = {name for name, parts in _tensors(model) if _is_half_weight(name, parts[0], parts[2])}
+    return names - _moves(model)
 
 
 def as_array(value: Tensor, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -97,9 +108,9 @@ def skeleton(build: Callable[[], M]) -> M:
 def attach(model: nn.Module, tensors: Arrays) -> None:
     """Set the values of a model to the arrays of `dump`, in place.
 
-    Frozen parameters become views of the arrays, without a copy. Trainable
-    parameters and buffers are cloned, because a write into shared memory would change them in every process
-    of the machine.
+    Frozen parameters become views of the arrays, without a copy. Trainable parameters, buffers and what else
+    training moves are cloned, because a write into shared memory would change them in every process of the
+    machine.
 
     Args:
         model: A model of the same structure, with or without values.
@@ -119,7 +130,7 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
             module._buffers[leaf] = value.clone()
             continue
         if old not in tied:
-            value = value.clone() if old.requires_grad else value
+            value = value.clone() if old.requires_grad or name in _moves(model) else value
             tied[old] = nn.Parameter(value, requires_grad=old.requires_grad)
         setattr(module, leaf, tied[old])
     _check_no_meta(model)
@@ -127,7 +138,12 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
 
 def checksum(model: nn.Module) -> str:
     """sha256 of the frozen parameters: global names, types, shapes and bytes, in the order of the names."""
-    frozen = {global_name(name): p for name, p in model.named_parameters() if not p.requires_grad}
+    moves = _moves(model)
+    frozen = {
+        global_name(name): p
+        for name, p in model.named_parameters()
+        if not p.requires_grad and name not in moves
+    }
     out = hashlib.sha256()
     for name in sorted(frozen):
         value = frozen[name].detach().cpu().contiguous()
@@ -161,10 +177,6 @@ def _is_half_weight(name: str, module: nn.Module, tensor: Tensor) -> bool:
 def _is_half(old: Tensor, array: npt.NDArray[Any]) -> bool:
     """Whether an array of `dump` has the bits of bfloat16 for this tensor."""
     return old.is_floating_point() and array.dtype == np.int16
-
-
-def _is_private(module: nn.Module, leaf: str, tensor: Tensor) -> bool:
-    return leaf in module._buffers or tensor.requires_grad
 
 
 def _as_tensor(array: npt.NDArray[Any]) -> Tensor:

@@ -199,6 +199,10 @@ def why_not_joint(model: Backbone) -> str:
             return f"{name} belongs to a layer of type {kind}, which takes the same values for all images"
     if model.gc_net is not None and model.gc_net.mix == "scramble":
         return "tuning.prompt_mix=scramble mixes the images of a batch"
+    if model.behaviour is not None and (why := model.behaviour.why_alone):
+        return why
+    if model.has_own_modes:
+        return "the network has its own train(), which is called for each client"
     return _other_randomness(model)
 
 

@@ -46,10 +46,14 @@ def use_checkpointing(model: Backbone) -> None:
     Raises:
         ConfigError: The network offers no such mode, or its BatchNorm statistics would be updated twice.
     """
-    if has_trained_norms(model):
+    moved = model.behaviour is not None and not model.behaviour.is_still
+    if has_trained_norms(model) or moved:
+        what = (
+            "trained BatchNorm layers, whose statistics" if not moved else "tensors that passes move, which"
+        )
         raise ConfigError(
-            f"train.checkpointing: {model.label!r} has trained BatchNorm layers, whose statistics a second "
-            f"forward pass would update twice; leave it out, or use train.batch_size for less memory"
+            f"train.checkpointing: {model.label!r} has {what} a second forward pass would update twice; "
+            f"leave it out, or use train.batch_size for less memory"
         )
     net: Any = model.net
     if model.num_blocks:

@@ -1,15 +1,17 @@
 """Networks that a user hands over, as backbones: found heads, blocks by their path, shared values.
 
-A network stays as it is: its last layer becomes the head, if the output of the network is that layer's
-output, and a list of equal blocks at a path becomes one whose blocks can be left out. Names of tensors are
-the user's own, except that those of blocks begin with `blocks.<j>.` and those of the head with `head.`, as
-everywhere.
+A network stays as it is: its last layer becomes the head, if what the network returns is what that layer
+returns, and a list of equal blocks at a path becomes one whose blocks can be left out. Both are proved before
+the run, on inputs of the user, in training and in evaluation mode, at the start values and at others. Names
+of tensors are the user's own, except that those of blocks begin with `blocks.<j>.` and those of the head with
+`head.`, as everywhere.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from rayfed import user_objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
+from rayfed.models.behaviour import CHEAP, DRAWS, is_close, perturb
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.objective import Objective
 from rayfed.registry import import_object
@@ -139,10 +142,13 @@ class OwnNet(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch; shape (B, ...) of inputs as the user's network takes them."""
+        """Features of a batch; shape (B, ...) of inputs as the user's network takes them.
+
+        The network gets a copy, because it may change its input in place and methods pass a batch twice.
+        """
         call = self.body if self.features is None else getattr(self.body, self.features)
         with every_layer_called():
-            return output_of(call(x))
+            return output_of(call(x.clone()))
 
     def after_blocks(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Features from tokens between the blocks, by what follows the blocks.
@@ -184,6 +190,8 @@ class OwnBackbone(Backbone):
     place: str | None = None
     example: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
     scales = False
+    _trains_whole = False
+    _has_own_modes = False
 
     @property
     def is_own(self) -> bool:
@@ -200,14 +208,57 @@ class OwnBackbone(Backbone):
         """As of nn.Module; parameters that the user froze stay frozen."""
         fixed = self._fixed()
         super().requires_grad_(requires_grad)
-        for parameter in fixed:
-            parameter.requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            if name in fixed:
+                parameter.requires_grad_(False)
         return self
 
-    def _fixed(self) -> list[nn.Parameter]:
+    def _fixed(self) -> frozenset[str]:
+        """Names of the parameters that the user froze, as they were before a tuning scheme changed them."""
         if not hasattr(self, "_frozen_by_user"):
-            self._frozen_by_user = [p for p in self.parameters() if not p.requires_grad]
+            self._frozen_by_user = frozenset(n for n, p in self.named_parameters() if not p.requires_grad)
         return self._frozen_by_user
+
+    def refresh(self) -> None:
+        """As of Backbone; also notes whether the network trains as its user left it."""
+        super().refresh()
+        fixed = self._fixed()
+        self._trains_whole = all(p.requires_grad or n in fixed for n, p in self.named_parameters())
+        own = [module for module in self.net.modules() if type(module).train is not nn.Module.train]
+        self._has_own_modes = bool(own)
+
+    @property
+    def has_own_modes(self) -> bool:
+        """Whether a module of the network decides itself what its training mode is."""
+        return self._has_own_modes
+
+    def train(self, mode: bool = True) -> OwnBackbone:
+        """Put the network into training or evaluation mode.
+
+        A network that trains as its user left it (`tuning=full`) gets its own `train()`, as in plain PyTorch:
+        dropout beside frozen layers is on, normalization of which nothing trains uses the batch. Under other
+        tuning schemes the frozen parts behave as in evaluation (`Backbone.train`), and what the network's own
+        `train()` leaves in the other mode stays there.
+        """
+        if self._trains_whole and not self._has_own_modes:
+            for module in self._modes()[0]:
+                vars(module)["training"] = mode
+            self.training = mode
+            return self
+        if self._trains_whole:
+            self.training = mode
+            for child in self.children():
+                child.train(mode)
+            return self
+        if not self._has_own_modes:
+            super().train(mode)
+            return self
+        self.net.train(mode)
+        against = [module for module in self.net.modules() if module.training != mode]
+        super().train(mode)
+        for module in against:
+            module.training = not mode
+        return self
 
     def deployed(self) -> nn.Module:
         """A copy of the user's network, with its head and the present values."""
@@ -236,6 +287,8 @@ class Network:
         place: Where it was defined.
         width: Number of outputs of a network without head; 0: not known yet.
         example: Shape and type of one input.
+        stacks: Whether a list `blocks` of the network becomes one whose blocks can be left out.
+        notes: What was not taken for what it looks like, and why; for the header of a run.
     """
 
     label: str
@@ -246,15 +299,17 @@ class Network:
     place: str = ""
     width: int = 0
     example: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
+    stacks: bool = True
+    notes: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "values": None}
 
     def __repr__(self) -> str:
-        return f"Network({self.label!r}, {self.said}, {self.width}, {self.example})"
+        return f"Network({self.label!r}, {self.said}, {self.width}, {self.example}, {self.stacks})"
 
     def net(self, seed: int) -> nn.Module:
-        """A new network: with values, or without them under torch.device("meta").
+        """A new network: with values of its own, or without them under torch.device("meta").
 
         Args:
             seed: Seed of the experiment, for a function that draws values.
@@ -266,7 +321,7 @@ class Network:
             bare = torch.empty(0).device.type == "meta" or self.values is None
             original = self.shape if bare else self.values
             assert original is not None
-            return copy_network(original, share=not bare)
+            return copy_network(original, values=not bare)
         try:
             with use_seed(derive(seed, "model")):
                 net = self.make()
@@ -289,7 +344,15 @@ class Network:
             classes: Number of outputs that the task needs, for messages.
             seed: As of `net`.
         """
-        body = self.net(seed)
+        return self.split(self.net(seed), classes)
+
+    def split(self, body: nn.Module, classes: int = 1) -> OwnBackbone:
+        """The backbone of a network of this kind, which becomes a part of it.
+
+        Args:
+            body: As of `net`.
+            classes: As of `build`.
+        """
         hints = self.said
         _check_said(self, body, dict(body.named_modules()))
         head: Any = None
@@ -297,7 +360,7 @@ class Network:
             head = body.get_submodule(hints.head or "")
             body.set_submodule(hints.head or "", nn.Identity())
         blocks = hints.blocks
-        if blocks is None and has_uniform_blocks(body):
+        if blocks is None and self.stacks and has_uniform_blocks(body):
             blocks = "blocks"
         net = OwnNet(body, blocks, hints.features)
         model = OwnBackbone(net, head if head is not None else NoHead(self.width or classes), self.label)
@@ -338,19 +401,19 @@ def output_of(output: Any) -> Tensor:
     raise TypeError(f"returns {kind}, in which there is no tensor of outputs; return a tensor")
 
 
-def copy_network(net: nn.Module, share: bool) -> nn.Module:
-    """A copy of a network.
+def copy_network(net: nn.Module, values: bool) -> nn.Module:
+    """A copy of a network, which has no memory in common with it.
 
     Args:
         net: The network.
-        share: Parameters have the memory of the original; otherwise they and the buffers have no values.
+        values: Parameters and buffers have values; otherwise they are on the meta device.
     """
     memo: dict[int, Any] = {}
     for parameter in net.parameters():
-        value = parameter.detach() if share else torch.empty_like(parameter, device="meta")
+        value = parameter.detach().clone() if values else torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
-    for buffer in net.buffers() if not share else ():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for buffer in net.buffers():
+        memo[id(buffer)] = buffer.detach().clone() if values else torch.empty_like(buffer, device="meta")
     return copy.deepcopy(net, memo)
 
 
@@ -413,7 +476,7 @@ def _of_module(net: nn.Module) -> Network:
                     f"their own (train.optimizer), remove it from the network"
                 )
     try:
-        shape = copy_network(net, share=False)
+        shape = copy_network(net, values=False)
         import cloudpickle
 
         cloudpickle.dumps(shape)
@@ -473,7 +536,7 @@ def _import(name: str) -> Any:
 
 
 def fit(network: Network, x: Tensor, seed: int) -> Network:
-    """The network with its head found and its blocks checked, by a pass of one or two examples.
+    """The network with its head found and its blocks checked, by passes of a few examples.
 
     Args:
         network: The network.
@@ -484,25 +547,19 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
         ConfigError: The network cannot take the inputs, or what the user says about it is wrong; the message
             names the line of the user's code.
     """
+    network = _with_own_values(network, seed)
     net = network.net(seed).eval()
     hints = network.said
-    modules = dict(net.named_modules())
-    last = _candidate(modules) if hints.head == FIND else hints.head
-    inputs: list[Any] = []
-    handle = modules[last].register_forward_hook(lambda m, i, out: inputs.append(out)) if last else None
     call = net if hints.features is None else getattr(net, hints.features)
     try:
-        with torch.no_grad(), every_layer_called():
-            returned = call(x)
+        with torch.no_grad(), every_layer_called(), use_seed(derive(seed, "fit")):
+            returned = call(x.clone())
     except Exception as err:
         shape = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
         raise ConfigError(
             f"model: {network.label!r} does not take inputs of shape {shape}: {type(err).__name__}: "
             f"{one_line(err)}{place_of(err) or network.place}"
         ) from err
-    finally:
-        if handle is not None:
-            handle.remove()
     try:
         output = output_of(returned)
     except TypeError as err:
@@ -513,21 +570,176 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
             "examples; the "
             f"first dimension must be that of the examples{network.place}"
         )
-    if hints.features is None and last is not None:
-        is_output = len(inputs) == 1 and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], output)
-        if not is_output and hints.head != FIND:
-            raise ConfigError(
-                f"model: the output of {network.label!r} is not that of its module {last!r}; name "
-                "another head=, or "
-                f"head=None{network.place}"
-            )
-        last = last if is_output else None
-    elif hints.features is None:
-        last = None
-    width = output.shape[1] if output.ndim > 1 else 1
-    return replace(
-        network, said=replace(hints, head=last), width=int(width), example=(tuple(x.shape[1:]), x.dtype)
-    )
+    width = int(output.shape[1] if output.ndim > 1 else 1)
+    return _proved(replace(network, width=width, example=(tuple(x.shape[1:]), x.dtype)), net, x, seed)
+
+
+def _with_own_values(network: Network, seed: int) -> Network:
+    """The network, or one with copied values where its function hands out the same tensors each time.
+
+    Such a function gives a network that its user holds as well; clients would write into it.
+    """
+    if network.make is None:
+        return network
+    try:
+        with torch.device("meta"):
+            bare = network.net(seed)
+    except (ConfigError, RuntimeError):
+        bare = None
+    if bare is not None and all(p.is_meta for p in bare.parameters()):
+        return network  # it makes all its tensors itself
+    first, second = network.net(seed), network.net(seed)
+    known = {id(tensor) for tensor in (*first.parameters(), *first.buffers())}
+    if not known.intersection(id(tensor) for tensor in (*second.parameters(), *second.buffers())):
+        return network
+    copied = _of_module(first)
+    return replace(network, make=None, shape=copied.shape, values=copied.values)
+
+
+def _proved(network: Network, net: nn.Module, x: Tensor, seed: int) -> Network:
+    """The network with a head and blocks for which it computes what it computes without taking it apart.
+
+    Args:
+        network: The network as its user describes it.
+        net: The network with its start values, which are changed.
+        x: Inputs as the network gets them, shape (B, ...).
+        seed: Seed of the experiment.
+
+    Raises:
+        ConfigError: What the user says about it is wrong.
+    """
+    said = network.said
+    head = _candidate(dict(net.named_modules())) if said.head == FIND else said.head
+    found = [replace(network, said=replace(said, head=head))]
+    if said.head == FIND and head is not None:
+        found.append(replace(network, said=replace(said, head=None)))
+    if said.blocks is None and has_uniform_blocks(net):
+        found += [replace(each, stacks=False) for each in found]
+    reasons: list[str] = []
+    for each in found:
+        in_parts = each.said.head is not None or each.said.blocks is not None
+        in_parts = in_parts or (each.stacks and has_uniform_blocks(net))
+        why = _difference(each, net, x, seed) if in_parts else ""
+        if not why:
+            return replace(each, notes=tuple(reasons[:1]))
+        reasons.append(_not_taken(each, why))
+    if said.head not in (None, FIND):
+        raise ConfigError(
+            f"model: the output of {network.label!r} is not that of its module {said.head!r}; name another "
+            f"head=, or head=None{network.place}"
+        )
+    if said.blocks is not None:
+        raise ConfigError(
+            f"model: {network.label!r} computes something else with the blocks of {said.blocks!r} as a list "
+            f"that is gone through once; name other blocks, or leave them out{network.place}"
+        )
+    raise AssertionError  # what nothing is taken out of does not differ
+
+
+def _not_taken(network: Network, why: str) -> str:
+    """A sentence: what was not taken for head and blocks, and why."""
+    head = network.said.head
+    part = f"its module {head!r} is not its head" if head is not None else "its list of blocks is not one"
+    return f"model: {part}, because {why}; say head= or blocks= (rayfed.Model) to choose"
+
+
+def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
+    """How a network differs from itself with its head and its blocks taken apart; empty: in nothing.
+
+    Args:
+        network: Says what is taken apart.
+        net: The network with its start values.
+        x: Inputs.
+        seed: Seed of the experiment.
+    """
+    whole = _another(network, net, seed)
+    try:
+        apart = network.split(_another(network, net, seed))
+        apart.refresh()
+    except ConfigError:
+        raise
+    except Exception as err:
+        return f"it cannot be taken out ({type(err).__name__})"
+    returns = _head_returns(network, whole)
+    began = time.perf_counter()
+    for draw in range(DRAWS + 1):
+        if draw > 1 and time.perf_counter() - began > CHEAP:
+            break
+        if draw:
+            perturb_alike(whole, apart, network.said.head, derive(seed, "head", draw))
+        for mode in (False, True):
+            when = f"{'other' if draw else 'its start'} values in {'training' if mode else 'evaluation'}"
+            try:
+                one = _pass(whole, x, mode, seed)
+            except Exception:  # `first_pass` says so, or other values are out of the range of the network
+                continue
+            try:
+                other = _pass(apart, x, mode, seed)
+            except Exception as err:
+                return f"the network fails without it ({type(err).__name__}: {one_line(err)})"
+            if returns is not None and not returns.is_output(one):
+                return f"with {when} the network returns something else than it"
+            if one.shape != other.shape or not is_close(one, other):
+                return f"with {when} the output is another one"
+    return ""
+
+
+def _another(network: Network, net: nn.Module, seed: int) -> nn.Module:
+    """A copy of a network with its values; made anew where it cannot be copied."""
+    try:
+        return copy_network(net, values=True)
+    except Exception:
+        return network.net(seed)
+
+
+@torch.no_grad()
+def _pass(net: nn.Module, x: Tensor, mode: bool, seed: int) -> Tensor:
+    """Outputs of a pass in training or evaluation mode, with the same random numbers each time."""
+    net.train(mode)
+    with every_layer_called(), use_seed(derive(seed, "pass")):
+        return output_of(net(x.clone()))
+
+
+class _HeadReturns:
+    """What a module returned in the last pass of a network, to tell whether the network returned that too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._returned: list[tuple[Any, int]] = []
+        module.register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._returned.append((output, getattr(output, "_version", 0)))
+
+    def is_output(self, output: Tensor) -> bool:
+        """Whether the module was called once and the network returned the tensor as it was."""
+        returned, self._returned = self._returned, []
+        if len(returned) != 1:
+            return False
+        tensor, version = returned[0]
+        return tensor is output and output._version == version
+
+
+def _head_returns(network: Network, net: nn.Module) -> _HeadReturns | None:
+    """Watches the head of a network; None: it has none, or its features come from a method of their own."""
+    head = network.said.head
+    if head is None or network.said.features is not None:
+        return None
+    return _HeadReturns(net.get_submodule(head))
+
+
+def perturb_alike(whole: nn.Module, apart: OwnBackbone, head: str | None, seed: int) -> None:
+    """Change the values of a network at random, and those of the same network taken apart alike."""
+    perturb(whole, seed)
+    own = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
+    values = dict(own)
+    body: nn.Module = apart.net.body  # type: ignore[assignment]
+    with torch.no_grad():
+        for name, tensor in (*body.named_parameters(), *body.named_buffers()):
+            if name in values:
+                tensor.copy_(values[name])
+        for name, tensor in (*apart.head.named_parameters(), *apart.head.named_buffers()):
+            if head is not None and f"{head}.{name}" in values:
+                tensor.copy_(values[f"{head}.{name}"])
 
 
 def _check_said(network: Network, net: nn.Module, modules: Mapping[str, nn.Module]) -> None:
@@ -606,7 +818,7 @@ def first_pass(
     """Check with one forward and backward pass that network, task and tuning fit the data.
 
     Args:
-        model: The tuned model, whose gradients are removed afterwards.
+        model: A copy of the tuned model, which training changes.
         objective: The task.
         batch: Inputs and targets of one or a few examples.
         outputs: Number of outputs that the targets need; 0: not known.
@@ -655,4 +867,3 @@ def first_pass(
             "output does not "
             f"depend on it; freeze it with requires_grad_(False), or use it"
         )
-    model.zero_grad()
