@@ -57,6 +57,7 @@ class Built:
         behaviour: What the network of a user does besides mapping rows to outputs; None: nobody looked.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         no_blocks: The message that says that there are no uniform blocks; empty: there are.
+        why_not_single: Why the network cannot train with one row; empty: it can.
         why_not_joint: Why several clients cannot share the passes of the network; empty: they can.
         frozen: The features of the network do not change in training.
         rank: Rank of the LoRA adapters that train; 0: there are none.
@@ -72,6 +73,7 @@ class Built:
     block_bytes: tuple[int, ...]
     behaviour: Behaviour | None
     whole_batch: str
+    why_not_single: str
     no_blocks: str
     why_not_joint: str
     frozen: bool
@@ -120,6 +122,7 @@ class Built:
             block_bytes=_block_bytes(model),
             behaviour=model.behaviour,
             whole_batch=_of_whole_batches(model),
+            why_not_single="",
             why_not_joint=why_not_joint(model),
             frozen=model.has_frozen_features,
             rank=max(ranks, default=0),

@@ -49,7 +49,7 @@ from rayfed.engine.memory import (
     measurable,
     why_whole_batches,
 )
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, one_line
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
 from rayfed.executors.worker import Weights, Worker, World, adjust_trunk, converter
@@ -70,7 +70,7 @@ from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array, skeleton
-from rayfed.models.trunk import check_compiler
+from rayfed.models.trunk import check_compiler, has_trained_norms
 from rayfed.models.user_model import first_pass, fit, network_of
 from rayfed.objective import (
     CLASSES,
@@ -352,6 +352,7 @@ def prepare(
     model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build))
     world = replace(world, behaviour=model.behaviour)
     give(bare, model.behaviour)
+    _check_single_rows(config, world.train, partition, model.why_not_single)
     check_micro_batch(config, parts.local, model.whole_batch)
     _check_compile(config, parts)
     world = replace(world, train=replace(world.train, graphs=allowed_graphs(world.train, parts, bare)))
@@ -462,19 +463,61 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
 def _build(config: Config, world: World, partition: Partition, build: Callable[[World], Backbone]) -> Built:
     dataset = open_dataset(world.shard)
     model = build(world)
+    why_not_single = ""
     if dataset.own or world.network is not None:
         fresh = partial(_another, model, partial(build, world))
         batches = first_batches(world, partition, model)
         _check_pass(config, world, fresh(), batches)
         if model.is_own:
             give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed))
+        why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
+        if has_trained_norms(model):
+            why_not_single = _why_not_single(_another(model, partial(build, world)), model.sample(1))
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
     keeps = config.train.cache_features is not False
     half = config.train.precision == "bf16"
-    return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
+    average = config.train.batch_norm == "average"
+    built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
+    return replace(built, why_not_single=why_not_single)
+
+
+def _why_not_single(model: Backbone, x: Tensor) -> str:
+    """Why a network cannot train with one row, of which BatchNorm may have no statistics; empty: it can.
+
+    Args:
+        model: A copy of the tuned model, which is changed.
+        x: One row of inputs.
+    """
+    model.train()
+    try:
+        with torch.no_grad():
+            model(x)
+    except ValueError as err:
+        return one_line(err)
+    return ""
+
+
+def _check_single_rows(config: Config, train: TrainConfig, partition: Partition, why: str) -> None:
+    """Check that no client has a batch of one example where the network cannot train with it.
+
+    Raises:
+        ConfigError: One has; the message names it.
+    """
+    if not why:
+        return
+    clients = partition.training
+    for size in np.unique(clients.sizes).tolist():
+        if train.smallest_batch(size) == 1:
+            name = next(n for n, own in zip(clients, clients.sizes.tolist(), strict=True) if own == size)
+            more = ", or train.drop_last=true" if size > train.batch_size > 1 else ""
+            instead = f"set another train.batch_size{more}" if size > 1 else "leave such clients out"
+            raise ConfigError(
+                f"train.batch_size: {train.batch_size} leaves a batch of one example to client {name!r}, "
+                f"which has {size}, and {config.model.name!r} cannot train with it ({why}); {instead}"
+            )
 
 
 FIRST_ROWS = (2, 4)

@@ -135,6 +135,12 @@ class TrainConfig:
             return num_examples // self.batch_size
         return -(-num_examples // self.batch_size)
 
+    def smallest_batch(self, num_examples: int) -> int:
+        """Examples in the smallest batch of one call on `num_examples` examples; 0: there are none."""
+        last = num_examples - (self.batches(num_examples) - 1) * self.batch_size if num_examples else 0
+        reaches = self.steps(num_examples) >= self.batches(num_examples)
+        return min(last, self.batch_size) if reaches else self.batch_size
+
     def steps(self, num_examples: int) -> int:
         """Number of optimization steps of one call on a split of `num_examples` examples."""
         full = self.epochs * self.batches(num_examples)

@@ -94,7 +94,7 @@ class Behaviour:
 
     @property
     def of_whole_batches(self) -> str:
-        """What in the network depends on the whole batch, of which parts are something else; empty: nothing."""
+        """What in the network needs the whole batch, not parts of it; empty: nothing does."""
         if self.mixes_training:
             return "layers that look at all rows of a batch"
         return "" if self.is_still else "tensors that each pass moves"
