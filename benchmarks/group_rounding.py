@@ -24,6 +24,7 @@ from rayfed.federation.client import Client
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
+from rayfed.models.put_back import PutBack
 from rayfed.testing import small_setup
 from rayfed.types import Broadcast, Update
 
@@ -69,6 +70,7 @@ def updates(setup: Setup, group: int, exact: bool = False) -> list[Tensor]:
     local = setup.experiment.local
     if exact:
         executor.worker._model.double()
+        executor.worker._put_back = PutBack(executor.worker._model)
         executor.worker._start = {n: v.double() for n, v in executor.worker._start.items()}
         start = {name: value.double() for name, value in start.items()}
         local = Exact()

@@ -37,6 +37,7 @@ from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.executor import Call
+from rayfed.models.put_back import PutBack
 from rayfed.types import Params, Update
 
 FILE = "RAYFED_ROUNDINGS"
@@ -156,6 +157,7 @@ class Exact(InlineExecutor):
         super().__init__(replace(world, features=""), weights, *rest, **options)
         worker = self.worker
         worker._model.double()
+        worker._put_back = PutBack(worker._model)
         worker._start = {name: _double(value) for name, value in worker._start.items()}
         normalize = worker._normalize
         worker._normalize = lambda inputs: _double(normalize(inputs))

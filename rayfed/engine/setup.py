@@ -65,8 +65,8 @@ from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
-from rayfed.models.behaviour import examine, give
 from rayfed.models.build import build_backbone
+from rayfed.models.examine import examine, give
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array, skeleton

@@ -59,8 +59,9 @@ from rayfed.federation.noise_and_compression import CODED
 from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
-from rayfed.models.behaviour import Behaviour, give
+from rayfed.models.behaviour import Behaviour
 from rayfed.models.build import build_backbone
+from rayfed.models.examine import give
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.put_back import PutBack
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton

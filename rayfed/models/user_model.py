@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from rayfed import user_objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
-from rayfed.models.behaviour import CHEAP, DRAWS, is_close, perturb
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
+from rayfed.models.examine import CHEAP, DRAWS, is_close, perturb
 from rayfed.objective import Objective
 from rayfed.registry import import_object
 from rayfed.seeds import derive, use_seed
