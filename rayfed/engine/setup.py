@@ -520,7 +520,7 @@ def _check_single_rows(config: Config, train: TrainConfig, partition: Partition,
             )
 
 
-FIRST_ROWS = (2, 4)
+FIRST_ROWS = (2, 2)
 """Examples of the first client, and of another one, with which a network is tried before the run."""
 
 FEW = 8

@@ -96,7 +96,7 @@ class PutBack:
                     name = f"{prefix}.{leaf}" if prefix else leaf
                     start = tensor.clone() if held is module._buffers else None
                     own = (tensor, start, tensor._version, name in moves)
-                    self._places.append(_Place(name, held, leaf, *own))  # type: ignore[arg-type]
+                    self._places.append(_Place(name, held, leaf, *own))
         self._attributes = [_Attributes(module) for _, module in modules_with_attributes(model)]
 
     def __call__(self) -> None:
@@ -237,6 +237,10 @@ def _of_stream(read: Callable[[Any], Any], write: Callable[[Any, Any], None]) ->
     return of
 
 
+def _set_torch(stream: torch.Generator, state: Tensor) -> None:
+    stream.set_state(state)
+
+
 def _set_generator(stream: np.random.Generator, state: Any) -> None:
     stream.bit_generator.state = state
 
@@ -249,7 +253,7 @@ KINDS: dict[type, Callable[[Any, int], Callable[[], None] | None]] = {
     dict: _of_dict,
     set: _of_set,
     tuple: _of_tuple,
-    torch.Generator: _of_stream(torch.Generator.get_state, torch.Generator.set_state),
+    torch.Generator: _of_stream(torch.Generator.get_state, _set_torch),
     random.Random: _of_stream(random.Random.getstate, random.Random.setstate),
     np.random.Generator: _of_stream(lambda s: s.bit_generator.state, _set_generator),
     np.random.RandomState: _of_stream(np.random.RandomState.get_state, np.random.RandomState.set_state),

@@ -14,7 +14,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,9 @@ from rayfed.models.examine import CHEAP, DRAWS, is_close, perturb
 from rayfed.objective import Objective
 from rayfed.registry import import_object
 from rayfed.seeds import derive, use_seed
+
+LARGE = 100.0
+"""Factor of the values of a head under which it is looked at."""
 
 FIND: Literal["auto"] = "auto"
 """The head is the last layer, if its output is that of the network."""
@@ -660,18 +663,19 @@ def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
         raise
     except Exception as err:
         return f"it cannot be taken out ({type(err).__name__})"
-    returns = _head_returns(network, whole)
     began = time.perf_counter()
-    for draw in range(DRAWS + 1):
-        if draw > 1 and time.perf_counter() - began > CHEAP:
-            break
+    with suppress(Exception):
+        _pass(whole, x, False, seed)
+    is_cheap = time.perf_counter() - began < CHEAP
+    returns = _head_returns(network, whole)
+    for draw in range(DRAWS + 1) if is_cheap else (1,):
         if draw:
             perturb_alike(whole, apart, network.said.head, derive(seed, "head", draw))
         for mode in (False, True):
             when = f"{'other' if draw else 'its start'} values in {'training' if mode else 'evaluation'}"
             try:
                 one = _pass(whole, x, mode, seed)
-            except Exception:  # `first_pass` says so, or other values are out of the range of the network
+            except Exception:  # `first_pass` says so, or other values are out of the network's range
                 continue
             try:
                 other = _pass(apart, x, mode, seed)
@@ -704,19 +708,21 @@ class _HeadReturns:
     """What a module returned in the last pass of a network, to tell whether the network returned that too."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._returned: list[tuple[Any, int]] = []
+        self._returned: list[tuple[Any, int, Any]] = []
         module.register_forward_hook(self._note)
 
     def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._returned.append((output, getattr(output, "_version", 0)))
+        kept = output.detach().clone() if isinstance(output, Tensor) else None
+        self._returned.append((output, getattr(output, "_version", 0), kept))
 
     def is_output(self, output: Tensor) -> bool:
         """Whether the module was called once and the network returned the tensor as it was."""
         returned, self._returned = self._returned, []
         if len(returned) != 1:
             return False
-        tensor, version = returned[0]
-        return tensor is output and output._version == version
+        tensor, version, kept = returned[0]
+        same = tensor is output and output._version == version
+        return same and torch.equal(output.nan_to_num(), kept.nan_to_num())
 
 
 def _head_returns(network: Network, net: nn.Module) -> _HeadReturns | None:
@@ -728,14 +734,20 @@ def _head_returns(network: Network, net: nn.Module) -> _HeadReturns | None:
 
 
 def perturb_alike(whole: nn.Module, apart: OwnBackbone, head: str | None, seed: int) -> None:
-    """Change the values of a network at random, and those of the same network taken apart alike."""
+    """Change the values of a network at random, and those of the same network taken apart alike.
+
+    Those of the head become large, so that what limits an output has something to limit.
+    """
     perturb(whole, seed)
+    with torch.no_grad():
+        for parameter in whole.get_submodule(head).parameters() if head else ():
+            parameter.mul_(LARGE)
     own = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
     values = dict(own)
     body: nn.Module = apart.net.body  # type: ignore[assignment]
     with torch.no_grad():
         for name, tensor in (*body.named_parameters(), *body.named_buffers()):
-            if name in values:
+            if name in values and values[name].shape == tensor.shape:
                 tensor.copy_(values[name])
         for name, tensor in (*apart.head.named_parameters(), *apart.head.named_buffers()):
             if head is not None and f"{head}.{name}" in values:

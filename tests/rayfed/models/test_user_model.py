@@ -169,3 +169,122 @@ def test_a_network_that_returns_several_tensors_is_refused():
         ConfigError, match=r"a tuple of tensors of shapes \(2, 3\) and \(2, 5\); return the outputs"
     ):
         network(Pair())
+
+
+class Last(nn.Module):
+    """A linear layer after which, or around which, something happens that the start values may hide."""
+
+    kind = ""
+
+    def __init__(self, width=8):
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.o = nn.Linear(6, width), nn.Linear(width, 3)
+        self.zero, self.one = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(()))
+        self.d = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return getattr(self, self.kind)(torch.relu(self.a(x)))
+
+    def plain(self, h):
+        return self.o(h)
+
+    def clamped(self, h):
+        return self.o(h).clamp(-50, 50)
+
+    def clamped_in_place(self, h):
+        return self.o(h).clamp_(-50, 50)
+
+    def clamped_unseen(self, h):
+        out = self.o(h)
+        out.data.clamp_(-5, 5)
+        return out
+
+    def biased(self, h):
+        return self.o(h) + self.zero
+
+    def scaled(self, h):
+        return self.one * self.o(h)
+
+    def dropped(self, h):
+        return self.d(self.o(h))
+
+    def noisy(self, h):
+        out = self.o(h)
+        return out + 0.1 * torch.randn_like(out) if self.training else out
+
+    def twice(self, h):
+        return self.o(h) if self.o(h) is not None else h
+
+    def read(self, h):
+        return self.o(h + 0 * self.o.weight.sum())
+
+    def residual(self, h):
+        return self.o(h) + self.zero.mean() * h[:, :3]
+
+
+KINDS = ("clamped", "clamped_in_place", "clamped_unseen", "biased", "scaled", "dropped", "noisy", "twice")
+KINDS = (*KINDS, "read", "residual")
+
+
+@pytest.mark.parametrize("width", [3, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_the_last_layer_stays_after_it(kind, width):
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    net = type("Net", (Last,), {"kind": kind})(width)
+    found = network(net, x)
+    assert found.said.head is None
+    assert found.notes[0].startswith("model: its module 'o' is not its head, because ")
+    with pytest.raises(ConfigError, match="is not that of its module 'o'; name another head="):
+        network(Model(net, head="o"), x)
+
+
+@pytest.mark.parametrize("width", [3, 8])
+def test_an_ordinary_last_layer_is_a_head_and_needs_no_note(width):
+    x = torch.randn(2, 6)
+    found = network(type("Net", (Last,), {"kind": "plain"})(width), x)
+    assert (found.said.head, found.notes) == ("o", ())
+    assert network(Model(type("Net", (Last,), {"kind": "plain"})(), head=None), x).said.head is None
+
+
+def test_a_list_of_blocks_that_is_not_gone_through_once_stays_a_list():
+    class Backwards(nn.Module):
+        def __init__(self, ways):
+            super().__init__()
+            self.ways = ways
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            self.out = nn.Linear(4, 2)
+
+        def forward(self, x):
+            if self.ways == "by number":
+                x = self.blocks[0](self.blocks[2](x))
+            else:
+                for block in self.blocks:
+                    x = block(x).relu()
+            return self.out(x)
+
+    x = torch.randn(2, 4)
+    model = network(Backwards("by iteration"), x).build(2, 0)
+    assert model.num_blocks == 3
+    whole = Backwards("by number").eval()
+    found = network(whole, x)
+    assert torch.allclose(found.build(2, 0).eval()(x), whole(x))
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedsam", "fedkseed", "moon", "fft_gp", "bgp", "fedmix", "fedprox"]
+)
+def test_a_network_that_changes_its_input_gives_the_bits_of_one_that_does_not(method):
+    import numpy as np
+
+    import rayfed
+
+    rng = np.random.default_rng(0)
+    data = {k: (rng.normal(size=(40, 6)).astype("f4"), rng.integers(0, 3, 40)) for k in "ab"}
+    digests = set()
+    for inplace in (False, True):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.LeakyReLU(0.5, inplace=inplace), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        own = {"tuning": "full", "model": net, "data": data, "rounds": 2, "cluster": "inline"}
+        digests.add(rayfed.Experiment(method=method, **own).run(quiet=True).sha256)
+    assert len(digests) == 1
