@@ -4,6 +4,7 @@ Su, Li, Xue, FedRA, ECCV 2024 [su2024fedra], section 4.1.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from algorithms._blocks import Blocks, BlockServer
 from rayfed import Cohort, Local, Method, ServerState
@@ -21,6 +22,8 @@ class AllSmall(BlockServer):
     """
 
     depth: Count | None = None
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         if state.blocks is None:

@@ -13,7 +13,7 @@ code).
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class RandomAllocation(BlockServer):
     cover: bool = False
     on_infeasible: Infeasible = "cover_max"
     prefer_stale: bool = False
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def allocate(self, state: ServerState, cohort: Cohort) -> Blocks:
         depths = [cohort.capacity[cid] for cid in cohort.ids]

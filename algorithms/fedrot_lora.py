@@ -38,6 +38,8 @@ class Rotating(LoraServer):
 
     lam: Fraction = 1.0
 
+    sent_tensors_only: ClassVar[bool] = True
+
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         if state.round and self.lam:
             measure = A if state.round % 2 else B

@@ -29,6 +29,8 @@ RANK = "rank"
 class NormWeighted(LoraServer):
     """Server that weights the factors of each adapter by the Frobenius norm of their product."""
 
+    sent_tensors_only: ClassVar[bool] = True
+
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         averaged = super().average(state, updates, weights)
         params = dict(averaged.params)

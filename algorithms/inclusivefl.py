@@ -10,7 +10,7 @@ Differs from the released codes, in which the momentum is computed but never add
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -46,6 +46,8 @@ class InclusiveServer(BlockServer):
     range: Literal["exclusive", "inclusive"] = "exclusive"
     memory: Literal["injected", "raw"] = "injected"
     private_top: bool = False
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

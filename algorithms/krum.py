@@ -9,7 +9,7 @@ point; here, as in FedAvg, these are the changes of the parameters by local trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -31,6 +31,8 @@ class KrumServer(Server):
 
     byzantine: Literal["auto"] | Annotated[int, Ge(0)] = "auto"
     selected: Count = 1
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def check(self, clients: int) -> None:
         if self.byzantine == "auto" or clients >= (needed := 2 * self.byzantine + 3):

@@ -15,6 +15,8 @@ from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState
 class NoBroadcast(Server):
     """Server that sends no parameters."""
 
+    sent_tensors_only: ClassVar[bool] = True
+
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
         return {cid: state.broadcast(params={}, blocks=cohort.prefix(cid)) for cid in cohort.ids}
 

@@ -9,6 +9,7 @@ Differs from the paper: the minimum is found with L-BFGS instead of SGD, whose s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class LoraFair(LoraServer):
 
     lam: NonNegative = 0.01
     steps: Count = 100
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         averaged = super().average(state, updates, weights)

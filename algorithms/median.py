@@ -7,6 +7,7 @@ as in FedAvg, it is that of the parameters after local training. Clients are not
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from rayfed.federation.params import by_name
 @dataclass(frozen=True)
 class MedianServer(Server):
     """Takes the median of every entry over the clients that hold it."""
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         middle = {name: median(torch.stack(values)) for name, values in by_name(updates).items()}

@@ -50,6 +50,8 @@ class TwoStages(LoraServer):
     offers: ClassVar[frozenset[str]] = frozenset({STAGE})
     tuning: ClassVar[Mapping[str, object]] = {"sparse": True}
 
+    sent_tensors_only: ClassVar[bool] = True
+
     def start(self, params: Params) -> ServerState:
         return super().start(params).share(**{STAGE: 1})
 

@@ -7,7 +7,7 @@ FedAvg, it is that of the parameters after local training. Clients are not weigh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -26,6 +26,8 @@ class TrimmedMeanServer(Server):
     """
 
     beta: Annotated[float, Ge(0), Lt(0.5)] = 0.1
+
+    sent_tensors_only: ClassVar[bool] = True
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         mean = {

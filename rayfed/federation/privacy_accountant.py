@@ -248,9 +248,26 @@ def check_private(
             f"train.local_steps: with {train.local_steps} the smallest client sets the steps of all others, "
             f"which the noise of channel does not hide; set train.local_steps=full_epoch or a number"
         )
-    if not channel.at_client:
+    if channel.at_client:
+        _check_answers(server)
+    else:
         _check_server(server)
         _check_sampling(sampling, everyone)
+
+
+def _check_answers(server: Server) -> None:
+    """Refuse server halves that use what clients send without noise: losses, numbers of examples, extras."""
+    if server.weighting != "uniform":
+        raise ConfigError(
+            f"server.weighting: {server.weighting} uses a number of each client to which channel adds no "
+            f"set server.weighting=uniform"
+        )
+    if not server.uses_sent_tensors_only():
+        raise ConfigError(
+            f"privacy.noise_at: client adds noise to the trained tensors that clients send, and the server "
+            f"half {type(server).__name__} may use other values of theirs, such as losses; use "
+            f"algorithm=fedavg, or leave noise out"
+        )
 
 
 def _check_server(server: Server) -> None:

@@ -48,6 +48,8 @@ class Server:
         by_block: Whether the method needs a backbone whose blocks can be left out.
         tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
         trains: Whether rounds change the model; if not, comparisons run one round only.
+        sent_tensors_only: The new tensors depend on nothing of the answers but the tensors in them, although
+            the class overrides more than `take_step`; noise at the client is refused otherwise.
     """
 
     weighting: Weighting = "data_size"
@@ -59,6 +61,7 @@ class Server:
     by_block: ClassVar[bool] = False
     tasks: ClassVar[frozenset[str]] = frozenset()
     trains: ClassVar[bool] = True
+    sent_tensors_only: ClassVar[bool] = False
 
     def check(self, clients: int) -> None:
         """Check before a run that this half can combine the answers of a round.
@@ -152,6 +155,15 @@ class Server:
             "_steps",
         )
         return all(getattr(cls, name) is getattr(Server, name) for name in rules)
+
+    @classmethod
+    def uses_sent_tensors_only(cls) -> bool:
+        """Whether the new tensors depend on nothing of the answers but the tensors in them.
+
+        So it is where `uses_mean_only` holds, or where the class itself says so with `sent_tensors_only`,
+        which the contract test of private methods proves. A subclass has to say it again.
+        """
+        return cls.uses_mean_only() or bool(vars(cls).get("sent_tensors_only", False))
 
     def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:
         """Add each client's weight to the table `aggregation`."""

@@ -291,3 +291,73 @@ def test_the_attack_notices_too_little_noise():
     server = Server(weighting="uniform")
     weak = Channel(clip=0.5, noise=0.3, expected=2.0)
     assert attack(server, weak, (NAMES, NAMES), 1.0, 1) > Privacy(1.0, 1.0, DELTA).epsilon(1)
+
+
+AT_CLIENT = (
+    *("channel=[{clip: 0.5},{noise: 1.0}]", "privacy.noise_at=client", "server.weighting=uniform"),
+    *("train.batch_norm=local", DOMAINS),
+)
+"""Overrides with which a method gets noise at the client."""
+
+
+class Altered(InlineExecutor):
+    """Runs calls in this process, and changes what the noise of the client does not hide in their answers."""
+
+    def map(self, calls):
+        changed = []
+        for place, answer in enumerate(super().map(calls)):
+            metrics = {name: value * (2.0 + place) for name, value in answer.metrics.items()}
+            counts = {"num_examples": answer.num_examples * (3 + place), "steps": 7 + place, "rows": place}
+            changed.append(replace(answer, metrics=metrics, extra={}, **counts))
+        return changed
+
+
+@pytest.mark.parametrize("name", quickly(METHODS.names(), (*QUICK, "term", "median", "fednova")))
+def test_with_noise_at_the_client_nothing_but_noisy_tensors_counts(name, cache):
+    """Every method is refused, or has the same model whatever the clients say besides their noisy tensors."""
+    settings = (f"algorithm={name}", *AT_CLIENT, *NEEDED.get(name, ()), f"data.cache={cache}")
+    if name in REFUSED_AT_CLIENT:
+        with pytest.raises(ConfigError) as caught:
+            small_setup(*settings)
+        assert "\n" not in str(caught.value)
+        return
+    setup = small_setup(*settings)
+    states = []
+    for kind in (InlineExecutor, Altered):
+        executor = kind(setup.world, setup.weights)
+        experiment = setup.experiment
+        state = experiment.server.start(setup.start)
+        for round in range(2):
+            cohort = make_cohort(experiment, executor, round)
+            state = experiment.server.round(replace(state, round=round), cohort, experiment.local)
+        states.append(state)
+    plain, altered = states
+    assert {n for n, v in plain.params.items() if not torch.equal(v, altered.params[n])} == set()
+
+
+REFUSED_AT_CLIENT = frozenset(
+    (
+        *("afl", "depthfl", "faa", "fedbuff", "feddyn", "fedgc", "fedgcr", "fedgr", "fedkseed", "fedmix"),
+        *("fednova", "fedra_feddyn", "fft_gp", "ga", "grace", "harmofl", "lora_a2", "qffl", "scaffold"),
+        *("term", "zero_shot"),
+    )
+)
+"""Methods whose clients send other values than noisy tensors, or whose servers may use them."""
+
+
+@pytest.mark.parametrize("weighting", ["data_size", "tokens"])
+def test_weights_by_numbers_of_the_clients_are_refused_with_noise_at_the_client(weighting, cache):
+    settings = [s for s in AT_CLIENT if "weighting" not in s]
+    with pytest.raises(ConfigError, match=r"server\.weighting"):
+        small_setup("algorithm=fedavg", *settings, f"server.weighting={weighting}", f"data.cache={cache}")
+
+
+def test_a_subclass_of_a_private_rule_has_to_say_itself_that_it_is_private():
+    from algorithms.median import MedianServer
+
+    class ByLoss(MedianServer):
+        def aggregate(self, state, cohort, updates):
+            return super().aggregate(state, cohort, [min(updates, key=lambda u: u.metrics["loss"])])
+
+    assert MedianServer.uses_sent_tensors_only()
+    assert not ByLoss.uses_sent_tensors_only()
