@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, shown
-from rayfed.experiment.experiment import Experiment
+from rayfed.experiment.experiment import Experiment, one_run
 from rayfed.experiment.finished_run import Run
 from rayfed.objective import is_larger_better, share_of
 from rayfed.user_objects import title
@@ -178,7 +178,7 @@ def compare(
         what = f"{len(named)} experiments and {len(chosen)} seeds"
         raise ConfigError(f"compare: there are {what}; give two experiments or more, and one seed or more")
     for experiment in named.values():
-        experiment.config()
+        one_run(experiment.config())
     folder = None if output is None else Path(output).expanduser()
     runs: dict[str, list[Run]] = {name: [] for name in named}
     for seed, (name, experiment) in itertools.product(chosen, named.items()):
@@ -291,6 +291,7 @@ def sweep(
     for key, values in space.items():
         _check_range(key, values)
     base = experiment.changed(**{"evaluation.validation": True})
+    one_run(base.config())
     own = _own_values(base, space)
     done: list[tuple[Mapping[str, Any], Run]] = []
 

@@ -240,7 +240,7 @@ class Experiment:
         kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
         folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
         with _Shown(quiet) as hidden:
-            config = self.config(output=str(folder), overwrite=overwrite, **own)
+            config = one_run(self.config(output=str(folder), overwrite=overwrite, **own))
             done = _runner(config, hidden).start(config)
         done._kept = kept
         return done
@@ -285,7 +285,7 @@ class Experiment:
         folder = Path(path).expanduser()
         check_run_folder(folder)
         with _Shown(quiet) as hidden, claim_again(folder) as claim:
-            config = replace(self.config(), output=str(folder), overwrite=False)
+            config = replace(one_run(self.config()), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
             for key, old, new in config_changes(before, to_dict(config)):
                 if key != "rounds":
@@ -296,6 +296,21 @@ class Experiment:
         base = {} if self._checked is None else {"algorithm": self._checked.algorithm}
         given = ", ".join(f"{key}={_short(value)}" for key, value in (base | self._given).items())
         return f"Experiment({given})"
+
+
+def one_run(config: Config) -> Config:
+    """The config of an experiment that is one run, or of methods that are compared in one folder.
+
+    Raises:
+        ConfigError: Its protocol makes several runs, which no `Run` can stand for.
+    """
+    if config.protocol != "single":
+        raise ConfigError(
+            f"protocol: {config.protocol!r} makes several runs, and run(), compare and sweep need one; use "
+            f"rayfed run protocol={config.protocol} output=FOLDER, and open each run with "
+            f"rayfed.load('FOLDER/PART'), or loop over data.held_out or seeds yourself"
+        )
+    return config
 
 
 def _differs(key: str, old: Any, new: Any, folder: Path) -> str:

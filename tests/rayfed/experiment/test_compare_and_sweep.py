@@ -2,7 +2,9 @@
 
 import re
 
+import numpy as np
 import pytest
+import torch
 
 import rayfed
 from rayfed.engine.session import launch
@@ -147,3 +149,30 @@ def test_a_sweep_of_lists_repeats_no_combination_and_names_the_test_splits_where
     tried = [tuple(values.values()) for values, _ in found.trials]
     assert sorted(tried) == [(0.1, 4), (0.1, 16), (0.2, 4), (0.2, 16)]
     assert found.metric == ("val_accuracy" if "val_accuracy" in found.run.metrics else "accuracy")
+
+
+@pytest.mark.parametrize("protocol", ["unseen_clients", "leave_one_out"])
+def test_a_protocol_of_several_runs_is_refused_before_anything_is_trained(protocol, monkeypatch, tmp_path):
+    from rayfed.engine import loop
+
+    monkeypatch.setattr(loop, "run_rounds", lambda *_: pytest.fail("it trains"))
+    rng = np.random.default_rng(0)
+    data = {f"c{i}": (rng.normal(size=(40, 6)).astype("f4"), rng.integers(0, 3, 40)) for i in range(8)}
+    one = rayfed.Experiment(
+        model=lambda: torch.nn.Linear(6, 3),
+        data=data,
+        protocol=protocol,
+        method="fedavg",
+        rounds=1,
+        cluster="inline",
+    )
+    other = one.changed(method="fedprox")
+    for start in (
+        lambda: one.run(tmp_path / "run"),
+        lambda: rayfed.compare([one, other]),
+        lambda: rayfed.sweep(one, {"train.lr": [0.1, 0.2]}),
+        lambda: list(one),
+    ):
+        with pytest.raises(ConfigError, match=r"^protocol: "):
+            start()
+    assert not list(tmp_path.iterdir())
