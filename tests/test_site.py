@@ -46,7 +46,7 @@ def test_two_clicks_lead_to_a_papers_table_a_method_of_ones_own_and_four_gpus():
     start = (ROOT / "docs" / "tutorial.md").read_text()
     assert "](many_runs.md#a-papers-table)" in start
     assert (
-        "](papers/index.md)"
+        "](../configs/papers)"
         in (ROOT / "docs" / "many_runs.md").read_text().partition("## A paper's table")[2]
     )
     assert "](fedra.md)" in papers.pages()["papers/index.md"]

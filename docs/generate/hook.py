@@ -25,6 +25,14 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
 }
 """Files outside docs/ that are pages of the site, and their paths in it."""
+SOURCES = {
+    "rayfed/config/schema.py": "config.md",
+    "rayfed/tuning": "tunings.md",
+    "rayfed/__main__.py": "commands.md",
+    "algorithms": "methods/index.md",
+    "configs/papers": "papers/index.md",
+}
+"""Sources to which pages link, so that links work in a clone, and the generated pages that tell more of them."""
 EVIDENCE = "benchmarks/results"
 """Folder with the measurements that the pages cite; in the site they are pages of the folder results."""
 
@@ -130,5 +138,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Link citations, and links to files outside docs/, to pages of the site."""
     for name, target in MOVED.items():
         markdown = markdown.replace(f"](../{name}", f"]({target}")
+    for name, target in SOURCES.items():
+        markdown = re.sub(rf"\]\(\.\./{re.escape(name)}(#[^)]*)?\)", rf"]({target}\1)", markdown)
     markdown = markdown.replace(f"](../{EVIDENCE}/", "](results/")
     return bibliography.linked(markdown, page.file.src_uri.count("/"))

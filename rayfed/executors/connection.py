@@ -42,6 +42,11 @@ GCS_START_SECONDS = "20"
 """Ray's variable for the seconds in which the gcs_server must start, and our value. Python code, such as the
 watch on Ray's processes, cannot run during this wait; Ray's own value is 30."""
 
+NICE = "RAY_worker_niceness"
+AS_THE_COMMAND = "0"
+"""Ray's variable for what is added to the niceness of its workers, and our value: clients have the priority
+of the command. Ray's own value is 15, with which they get what other programs of a shared machine leave."""
+
 POOLS = "MALLOC_ARENA_MAX"
 FEW_POOLS = "2"
 """glibc's variable for the number of pools from which the threads of a process take memory, and our value. By
@@ -325,6 +330,7 @@ def _join(where: str) -> Any:
 def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
     require_token()
     os.environ.setdefault(GCS_START, GCS_START_SECONDS)
+    os.environ.setdefault(NICE, AS_THE_COMMAND)
     os.environ.setdefault(POOLS, FEW_POOLS)  # inherited by the processes of Ray
     try:
         with loopback_only():

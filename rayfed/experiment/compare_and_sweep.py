@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,21 @@ class Comparison:
         axes.legend()
         return figure
 
+    def latex(self) -> str:
+        """The table for LaTeX (`booktabs`): shares in percent, three digits, names escaped."""
+        from rayfed.terminal.table_formats import latex_text
+
+        table = self.table
+        metric = next(iter(self.runs.values()))[0].metric
+        shares = [
+            c for c in (metric, "deviation", f"{metric}_domain", f"worst_client_{metric}") if c in table
+        ]
+        table = table.assign(**{name: table[name] * share_of(metric) for name in shares})
+        table.index = [latex_text(str(name)) for name in table.index]
+        unit = r" (\%)" if share_of(metric) != 1 else ""
+        table.columns = [latex_text(str(c)) + (unit if c in shares else "") for c in table.columns]
+        return str(table.to_latex(float_format="%.3g", na_rep=""))
+
     def _repr_html_(self) -> str:
         """HTML of the table and its notes, for a notebook."""
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
@@ -182,7 +198,7 @@ def compare(
     folder = None if output is None else Path(output).expanduser()
     runs: dict[str, list[Run]] = {name: [] for name in named}
     for seed, (name, experiment) in itertools.product(chosen, named.items()):
-        place = None if folder is None else folder / f"{name}-seed{seed}"
+        place = None if folder is None else folder / f"{_as_folder(name)}-seed{seed}"
         one = experiment.changed(seed=seed)
         if place is not None and (place / "config.yaml").exists():
             runs[name].append(one.resume(place, quiet=quiet))
@@ -191,13 +207,21 @@ def compare(
     return Comparison(runs=runs, seeds=chosen, path=folder)
 
 
+def _as_folder(name: str) -> str:
+    """The name of an experiment as that of a folder."""
+    return re.sub(r"[^\w.=,+-]+", "-", name)
+
+
 def _by_method(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
-    """The experiments by the names of their methods, with a number where two have the same."""
+    """The experiments by their methods, and where two have the same by what differs, or a number."""
     if isinstance(experiments, Experiment):
         raise ConfigError("compare: one experiment cannot be compared; give a list of two or more")
+    methods = [title(experiment.config().algorithm).replace(":", ".") for experiment in experiments]
     by_method: dict[str, Experiment] = {}
-    for experiment in experiments:
-        name = title(experiment.config().algorithm).replace(":", ".")
+    for method, experiment in zip(methods, experiments, strict=True):
+        alike = [each for name, each in zip(methods, experiments, strict=True) if name == method]
+        what = experiment.differs_from(alike)
+        name = f"{method} {what}" if what else method
         number = 2
         while (own := name if number == 2 and name not in by_method else f"{name}-{number}") in by_method:
             number += 1

@@ -202,6 +202,17 @@ class Experiment:
         same._given = {**self._given, **renamed}
         return same
 
+    def differs_from(self, others: Sequence[Experiment]) -> str:
+        """The given values in which this experiment differs from others, such as `tuning=head`.
+
+        Args:
+            others: Experiments of one method; this one may be among them.
+        """
+        every = [{**_flat(each._given), "seed": None} for each in others]
+        own = _flat(self._given)
+        keys = {key for each in every for key in each if any(each.get(key) != o.get(key) for o in every)}
+        return ",".join(f"{key}={own[key]}" for key in sorted(keys & own.keys() - {"seed", "algorithm"}))
+
     def config(self, **values: Any) -> Config:
         """The checked config, in which every object has a name.
 
@@ -356,6 +367,17 @@ def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
 
     wanted = Experiment.of(config) if isinstance(config, Config) else Experiment.from_overrides(config)
     return Runner(show=Show(quiet)).start(wanted.config())
+
+
+def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Given values by their whole keys, in a few words each."""
+    flat: dict[str, str] = {}
+    for key, value in given.items():
+        if isinstance(value, Mapping) and key != "data":
+            flat |= _flat(value, f"{before}{key}.")
+        else:
+            flat[before + key] = str(value) if isinstance(value, str | int | float) else _short(value)
+    return flat
 
 
 def _short(value: Any) -> str:

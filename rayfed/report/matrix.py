@@ -133,7 +133,7 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
             data += f", {what} {sizes}"
     usual = plain(TUNINGS.load(config.tuning["name"])())
     own = ((key, value) for key, value in config.tuning.items() if key != "name")
-    tuning = ", ".join(f"{key} {value}" for key, value in own if value != usual.get(key))
+    tuning = ", ".join(f"{key} {_in_words(value)}" for key, value in own if value != usual.get(key))
     method = ", ".join(changed_hyperparameters(config))
     return (
         f"{config.algorithm} ({method})" if method else config.algorithm,
@@ -142,6 +142,15 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
         data,
         training(config),
     )
+
+
+def _in_words(value: Any) -> str:
+    """A value of a tuning scheme: of another scheme in it what its fields have beyond their defaults."""
+    if not (isinstance(value, Mapping) and value.get("name") in TUNINGS.names()):
+        return str(value)
+    usual = plain(TUNINGS.load(value["name"])())
+    own = [f"{key} {each}" for key, each in value.items() if key != "name" and each != usual.get(key)]
+    return f"{value['name']} ({', '.join(own)})" if own else str(value["name"])
 
 
 def training(config: Config) -> str:

@@ -20,8 +20,9 @@ LISTENING = """
 
     class Actor:
         def pools(self):
-            return os.environ["MALLOC_ARENA_MAX"]
+            return os.environ["MALLOC_ARENA_MAX"], os.nice(0) - int(os.environ["COMMANDS_NICENESS"])
 
+    os.environ["COMMANDS_NICENESS"] = str(os.nice(0))
     found, until = {}, time.monotonic() + 180
     with connection(None, num_cpus=2, num_gpus=0, dashboard=True) as link:
         actor = ray.remote(Actor).remote()
@@ -60,7 +61,7 @@ def test_every_process_of_our_own_ray_listens_on_the_loopback_address_only(tmp_p
     for name in ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::Actor"):
         assert any(process.startswith(name[:15]) for process in answer["found"]), answer["found"]
     assert answer["mode"] == "token"
-    assert answer["pools"] == FEW_POOLS
+    assert answer["pools"] == [FEW_POOLS, 0]  # and the priority of the command
     token = tmp_path / ".ray" / "auth_token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     rows = (line.split("|") for line in (ROOT / "SECURITY.md").read_text().splitlines() if "| 127." in line)

@@ -93,13 +93,13 @@ def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):
 def test_a_comparison_notes_settings_of_methods_that_differ():
     pair = [own(method="fedprox", rounds=1), own(method="fedprox", rounds=1, local={"mu": 0.3})]
     [note] = rayfed.compare(pair, quiet=True).notes
-    assert re.search(r"local\.mu is .* with fedprox, 0\.3 with fedprox-2", note)
+    assert re.search(r"local\.mu is .* with fedprox, 0\.3 with fedprox local\.mu=0\.3", note)
     assert rayfed.compare([pair[0], pair[0].changed(rounds=2)], quiet=True).notes == []
 
 
 def test_experiments_of_one_method_get_numbers_and_one_alone_is_refused():
     found = rayfed.compare([own(rounds=1), own(rounds=1, train={"lr": 0.3})], quiet=True)
-    assert list(found.runs) == ["fedavg", "fedavg-2"]
+    assert list(found.runs) == ["fedavg", "fedavg train.lr=0.3"]
 
     class Mine(rayfed.Local):
         pass
@@ -176,3 +176,22 @@ def test_a_protocol_of_several_runs_is_refused_before_anything_is_trained(protoc
         with pytest.raises(ConfigError, match=r"^protocol: "):
             start()
     assert not list(tmp_path.iterdir())
+
+
+def test_experiments_of_one_method_are_named_by_what_differs_and_latex_compiles():
+    base = own(rounds=1)
+    several = [
+        base,
+        base.changed(train={"lr": 0.3}),
+        base.changed(tuning="head"),
+        base.changed(method="fedsam"),
+    ]
+    found = rayfed.compare(several, seeds=2, quiet=True)
+    first, rate, head, method = found.runs
+    assert "train.lr=0.3" in rate
+    assert "tuning=head" in head
+    assert method == "fedsam"
+    assert first != rate
+    text = found.latex()
+    assert not re.search(r"(?<!\\)[_%#]", text)
+    assert text.count(r"\\") == 5
