@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rayfed.client_facts import RowTable, Splits
@@ -46,6 +47,7 @@ from rayfed.engine.memory import (
     measurable,
     why_whole_batches,
 )
+from rayfed.engine.text_checks import check_logits, check_tokens
 from rayfed.errors import ConfigError
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
@@ -338,6 +340,7 @@ def prepare(
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
     pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
     bare = measurable(config, world.skeleton)
+    check_tokens(bare, dataset)
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
@@ -445,6 +448,8 @@ def _build(config: Config, world: World, partition: Partition, model: Backbone) 
     dataset = open_dataset(world.shard)
     if dataset.own or world.network is not None:
         _check_pass(config, world, partition, model)
+    elif objective(dataset.task).tokens:
+        check_logits(model, dataset, first_rows(partition))
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
     _check_cache(config.train, model)
@@ -452,6 +457,12 @@ def _build(config: Config, world: World, partition: Partition, model: Backbone) 
     keeps = config.train.cache_features is not False
     half = config.train.precision == "bf16"
     return Built.of(model, buffers=config.train.batch_norm == "average", keeps_features=keeps, half=half)
+
+
+def first_rows(partition: Partition) -> NDArray[np.int64]:
+    """Numbers of the first two examples of a client, fewer where it has one."""
+    listed = next(iter(partition.listed), None)
+    return np.sort(listed.train)[:2] if listed is not None else np.arange(2)
 
 
 def first_batch(world: World, partition: Partition, model: Backbone | None = None) -> tuple[Tensor, Tensor]:
@@ -463,7 +474,7 @@ def first_batch(world: World, partition: Partition, model: Backbone | None = Non
         model: The model, if it was built already; None: the network is not fitted to the inputs yet.
     """
     dataset = open_dataset(world.shard)
-    rows = np.sort(next(iter(partition.listed)).train)[:2] if partition.listed else np.arange(2)
+    rows = first_rows(partition)
     model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
     convert = converter(dataset, world.objective.pixels, model, HOST)
     targets = torch.from_numpy(np.asarray(dataset.targets)[rows])

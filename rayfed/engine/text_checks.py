@@ -1,0 +1,117 @@
+"""Checks of a model of texts with the texts of the run, before it starts: tokens, and logits of the library."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from rayfed.data.shards import Dataset
+from rayfed.data.text import TYPE_BITS, Inputs
+from rayfed.data.tokens import load_tokenizer
+from rayfed.errors import ConfigError, one_line
+from rayfed.models.backbone import Backbone
+from rayfed.models.language import TextNet, difference
+
+TEXTS = 2
+"""Texts whose logits are compared with those of the library."""
+
+MOST_TOKENS = 64
+"""Tokens of these texts that are read at most."""
+
+TOLERANCE = 1e-4
+"""Largest difference of logits, as a share of the largest logit; the same layers differ by rounding only."""
+
+GIVEN = ("input_ids", "attention_mask", "token_type_ids")
+"""What a network gets of what a tokenizer returns."""
+
+
+def check_tokens(model: Backbone, dataset: Dataset) -> None:
+    """Check that the network has a row of its embedding for every token of the texts, and for its type.
+
+    Args:
+        model: The model; it needs no values.
+        dataset: The prepared texts.
+
+    Raises:
+        ConfigError: It has not; names the token and the first text with it.
+    """
+    inputs = dataset.images
+    if not isinstance(inputs, Inputs) or not isinstance(model.net, TextNet) or not len(inputs.tokens):
+        return
+    trunk = model.net.trunk
+    rows = len(trunk.get_input_embeddings().weight)
+    if int(inputs.tokens.max()) < rows:
+        return
+    tokens, types = inputs.tokens & (1 << TYPE_BITS) - 1, inputs.tokens >> TYPE_BITS
+    tables = {
+        "token": (tokens, rows),
+        **{
+            "type": (types, len(module.weight))
+            for name, module in trunk.named_modules()
+            if name.endswith("token_type_embeddings") and isinstance(module, nn.Embedding) and model.net.types
+        },
+    }
+    for what, (numbers, known) in tables.items():
+        beyond = np.flatnonzero(numbers >= known)
+        if not len(beyond):
+            continue
+        place = int(beyond[0])
+        text = dataset.keys[int(np.searchsorted(inputs.starts, place, side="right")) - 1]
+        word = load_tokenizer(str(model.tokenizer)).convert_ids_to_tokens(int(tokens[place]))
+        had = f"token {int(numbers[place])} ({word!r})" if what == "token" else f"tokens of type {numbers[place]}"
+        raise ConfigError(
+            f"model.name: the tokenizer of {model.label!r} has {had}, as in text {text}, and the embedding of "
+            f"the network has {known} rows for a {'token' if what == 'token' else 'type of tokens'}; take a "
+            f"tokenizer and a network that belong together, or resize the embedding and save the network again"
+        )
+
+
+def check_logits(model: Backbone, dataset: Dataset, rows: NDArray[np.int64]) -> None:
+    """Check that a network gives the logits of the library's own model for the first texts of a client.
+
+    Adapters that a tuning scheme put into the layers are in both.
+
+    Args:
+        model: The model with its values.
+        dataset: The prepared texts.
+        rows: Numbers of the texts of a client.
+
+    Raises:
+        ConfigError: The network fails, or its logits are others.
+    """
+    inputs, net, head = dataset.images, model.net, model.head
+    if not isinstance(inputs, Inputs) or not isinstance(net, TextNet):
+        return
+    _check_given(model, net)
+    model.eval()
+    kind = type(vars(net)["whole"]).__name__
+    for row in [row for row in rows.tolist() if inputs.lengths[row]][:TEXTS]:
+        tokens = torch.from_numpy(inputs.tokens[inputs.starts[row] : inputs.starts[row + 1]][:MOST_TOKENS].copy())
+        try:
+            differs, largest = difference(net, head, tokens.long())
+        except Exception as err:  # networks of the library raise almost anything
+            raise ConfigError(
+                f"model.name: {model.label!r} fails with a text of {dataset.name!r} "
+                f"({type(err).__name__}: {one_line(err)[:200]}); its type {kind} is not supported"
+            ) from err
+        if not differs <= TOLERANCE * largest + 1e-6:
+            raise ConfigError(
+                f"model.name: {model.label!r} would not give the logits of the library, whose largest for a "
+                f"text of {dataset.name!r} is {largest:.3g}: they differ by {differs:.3g}; {kind} computes "
+                f"something that is not supported; choose another model"
+            )
+
+
+def _check_given(model: Backbone, net: TextNet) -> None:
+    """Refuse a network that takes what its tokenizer returns and what is not stored with the texts."""
+    takes = inspect.signature(net.trunk.forward).parameters
+    names = load_tokenizer(str(model.tokenizer)).model_input_names
+    if others := [name for name in names if name in takes and name not in GIVEN]:
+        raise ConfigError(
+            f"model.name: {model.label!r} takes {', '.join(others)} of its tokenizer, which is not supported; "
+            f"choose another model"
+        )
