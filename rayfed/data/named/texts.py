@@ -392,7 +392,7 @@ class TextTable(TextReader):
         where = self._place(split, number)
 
         def value(part: str) -> str:
-            return text_of(row.get(names[part]), part, f"{where} has {{}} in {names[part]!r}")
+            return text_of(row.get(names[part]), part, where, names[part])
 
         if "messages" in names:
             text = self._conversation(row, "messages", where)
@@ -551,19 +551,20 @@ SINGLE = ("label", "score", "client", "domain", "category")
 """Parts that an empty text is no value of."""
 
 
-def text_of(value: Any, part: str, where: str) -> str:
+def text_of(value: Any, part: str, where: str, column: str) -> str:
     """The text that a column holds; a number is the text that JSON has for it.
 
     Args:
         value: What the column holds.
         part: The part that it is.
-        where: The row and the column, with `{}` where what is there is said.
+        where: The row, for messages.
+        column: The column.
 
     Raises:
         DataError: It is no text, such as a list, which would be learned as Python writes it.
     """
     if value is None or (part in SINGLE and value == ""):
-        raise DataError(f"data.columns.{part}: {where.format('no value')}")
+        raise DataError(f"data.columns.{part}: {where} has no value in {column!r}")
     if isinstance(value, str) or part in SINGLE and not isinstance(value, list | dict | tuple):
         return str(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -574,7 +575,7 @@ def text_of(value: Any, part: str, where: str) -> str:
     hint = "; a list of messages is data.columns.messages, or both prompt and completion" * (
         isinstance(value, list) and part not in SINGLE
     )
-    raise DataError(f"data.columns.{part}: {where.format(kind)}, which is no text{hint}")
+    raise DataError(f"data.columns.{part}: {where} has {kind} in {column!r}, which is no text{hint}")
 
 
 def _is_list(*values: Any) -> bool:
