@@ -523,7 +523,11 @@ def report(diagnosis: Diagnosis, width: int | None = None) -> str:
             f"{actors}; {size(diagnosis.memory_per_actor)} counted for each (cluster.memory_per_actor), "
             "neither reserved nor enforced",
         ),
-        ("measured", f"client {m.client} with {m.examples} training {diagnosis.examples}, on {m.device}, on this machine"),
+        (
+            "measured",
+            f"client {m.client} with {m.examples} training {diagnosis.examples}, on {m.device}, "
+            "on this machine",
+        ),
         ("", f"memory of one actor {size(m.memory_bytes)}; weights {size(m.weights_bytes)} a node"),
         ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
         ("", f"sent to it in a round {size(m.down_bytes)}, sent back {size(m.up_bytes)}"),

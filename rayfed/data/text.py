@@ -94,7 +94,11 @@ def with_types(ids: Sequence[int], types: Sequence[int]) -> NDArray[np.int32]:
     >>> with_types([5, 6], [0, 1]).tolist() == [5, 6 + 2**24]
     True
     """
-    if max(ids, default=0) >= 1 << TYPE_BITS or max(types, default=0) > MOST_TYPES or min(types, default=0) < 0:
+    if (
+        max(ids, default=0) >= 1 << TYPE_BITS
+        or max(types, default=0) > MOST_TYPES
+        or min(types, default=0) < 0
+    ):
         raise ValueError(f"tokens are below {1 << TYPE_BITS:,} and their types from 0 to {MOST_TYPES}")
     return np.array(ids, dtype=np.int32) + (np.array(types, dtype=np.int32) << TYPE_BITS)
 

@@ -177,21 +177,13 @@ class Tokenized:
         Raises:
             DataError: Tokenizer or template refuse the text; one line that names its row.
         """
+        found = self.source.decode(self._listing, index, size)
+        if not isinstance(found, Text):
+            raise TypeError(f"the reader of {self.name!r} returned {type(found).__name__} instead of a Text")
+        learns = self.task == LANGUAGE_MODELING
         try:
-            found = self.source.decode(self._listing, index, size)
-            if not isinstance(found, Text):
-                raise TypeError(f"the reader of {self.name!r} returned {type(found).__name__} instead of a Text")
-            if self.task == LANGUAGE_MODELING:
-                return self._learning_tokens(found, size)
-            pieces = self._tokenizer.backend_tokenizer
-            pieces.enable_truncation(size, direction=self._side)
-            for text in (found.text, found.pair or ""):
-                _check_characters(text)
-            made = pieces.encode(found.text, found.pair)
-            types = made.type_ids if TYPES in self._tokenizer.model_input_names else [0] * len(made.ids)
-            flaws = ("text",) if made.overflowing else ()
-            return Tokens(ids=with_types(made.ids, types), score=found.score, flaws=flaws)
-        except RayFedError:
+            return self._learning_tokens(found, size) if learns else self._classified_tokens(found, size)
+        except (RayFedError, MemoryError):
             raise
         except RefusedError as err:
             raise DataError(f"data: {self.place(index)} {err}") from err
@@ -200,6 +192,17 @@ class Tokenized:
                 f"data: {self.place(index)} cannot be made tokens with the tokenizer of {self.tokenizer!r} "
                 f"({type(err).__name__}: {one_line(err)[:200]}); correct it, or leave it out"
             ) from err
+
+    def _classified_tokens(self, text: Text, size: int) -> Tokens:
+        """Tokens of a text to classify, and of its pair, with the tokenizer's special tokens and types."""
+        for own in (text.text, text.pair or ""):
+            _check_characters(own)
+        pieces = self._tokenizer.backend_tokenizer
+        pieces.enable_truncation(size, direction=self._side)
+        made = pieces.encode(text.text, text.pair)
+        types = made.type_ids if TYPES in self._tokenizer.model_input_names else [0] * len(made.ids)
+        flaws = ("text",) if made.overflowing else ()
+        return Tokens(ids=with_types(made.ids, types), score=text.score, flaws=flaws)
 
     def place(self, index: int) -> str:
         """Words for a sample, for messages: its row and file where the reader says them, else its key."""
@@ -305,7 +308,9 @@ class Tokenized:
         marked = MARKS.search(self._tokenizer.get_chat_template(tools=list(tools) or None))
         if text.asked is None and marked:
             _check_characters(self._render(turns, tools))
-            made = self._apply(turns, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            made = self._apply(
+                turns, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
             ids, learned = list(made["input_ids"]), list(made["assistant_masks"])
         else:
             whole = self._render(turns, tools)
@@ -336,7 +341,9 @@ class Tokenized:
         if place >= len(whole):
             return len(ids)
         pairs = zip(self._ids(whole[:place]), ids, strict=False)
-        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(self._ids(whole[:place])))
+        return next(
+            (i for i, (one, other) in enumerate(pairs) if one != other), len(self._ids(whole[:place]))
+        )
 
     def _start(self, turns: Sequence[Message], tools: Sequence[Any], first: int, whole: str) -> int:
         """Where an answer begins in a conversation that is written, in characters.
@@ -360,7 +367,8 @@ class Tokenized:
                 [*turns[:first], {"role": ANSWERING, "content": "1" if content[:1] == "0" else "0"}], tools
             )
             if other is not None and other[:1] == whole[:1]:
-                return len(os.path.commonprefix([whole, other]))
+                pairs = enumerate(zip(whole, other, strict=False))
+                return next((i for i, (own, its) in pairs if own != its), min(len(whole), len(other)))
         raise self._unclear(first)
 
     def _stop(self, turns: Sequence[Message], tools: Sequence[Any], last: int, whole: str) -> int:
@@ -401,8 +409,8 @@ class Tokenized:
             return self._tokenizer.apply_chat_template(own, tools=list(tools) or None, **options)
         except Exception as err:  # what a template raises, and whatever it meets
             raise RefusedError(
-                f"is refused by the template of {self.tokenizer!r}: {one_line(err)[:200]}; change its messages, "
-                f"or leave it out"
+                f"is refused by the template of {self.tokenizer!r}: {one_line(err)[:200]}; change its "
+                f"messages, or leave it out"
             ) from err
 
     def _ids(self, text: str) -> list[int]:

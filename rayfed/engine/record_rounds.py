@@ -26,8 +26,8 @@ from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
 from rayfed.models.named_tensors import global_name
-from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
 from rayfed.objective import CLASSES
+from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
 from rayfed.record.folder import LABELS, RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking

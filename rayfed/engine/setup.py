@@ -339,8 +339,7 @@ def prepare(
     work = world.train.examples
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
     pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
-    bare = measurable(config, world.skeleton)
-    check_tokens(bare, dataset)
+    bare = check_tokens(measurable(config, world.skeleton), dataset)
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)

@@ -1,4 +1,4 @@
-"""Checks of a model of texts with the texts of the run, before it starts: tokens, and logits of the library."""
+"""Checks of a model with the texts of its run, before it starts: tokens, and the library's logits."""
 
 from __future__ import annotations
 
@@ -29,45 +29,43 @@ GIVEN = ("input_ids", "attention_mask", "token_type_ids")
 """What a network gets of what a tokenizer returns."""
 
 
-def check_tokens(model: Backbone, dataset: Dataset) -> None:
-    """Check that the network has a row of its embedding for every token of the texts, and for its type.
+def check_tokens(model: Backbone, dataset: Dataset) -> Backbone:
+    """The model, whose network has a row of its embedding for every token of the texts, and for its type.
 
     Args:
         model: The model; it needs no values.
         dataset: The prepared texts.
 
     Raises:
-        ConfigError: It has not; names the token and the first text with it.
+        ConfigError: It lacks some; names the token and the first text with it.
     """
     inputs = dataset.images
     if not isinstance(inputs, Inputs) or not isinstance(model.net, TextNet) or not len(inputs.tokens):
-        return
+        return model
     trunk = model.net.trunk
     rows = len(trunk.get_input_embeddings().weight)
     if int(inputs.tokens.max()) < rows:
-        return
+        return model
     tokens, types = inputs.tokens & (1 << TYPE_BITS) - 1, inputs.tokens >> TYPE_BITS
-    tables = {
-        "token": (tokens, rows),
-        **{
-            "type": (types, len(module.weight))
-            for name, module in trunk.named_modules()
-            if name.endswith("token_type_embeddings") and isinstance(module, nn.Embedding) and model.net.types
-        },
-    }
-    for what, (numbers, known) in tables.items():
-        beyond = np.flatnonzero(numbers >= known)
-        if not len(beyond):
+    tables = [("token", tokens, rows)]
+    tables += [
+        ("type", types, len(module.weight))
+        for name, module in trunk.named_modules()
+        if name.endswith("token_type_embeddings") and isinstance(module, nn.Embedding) and model.net.types
+    ]
+    for what, numbers, known in tables:
+        if not len(beyond := np.flatnonzero(numbers >= known)):
             continue
         place = int(beyond[0])
         text = dataset.keys[int(np.searchsorted(inputs.starts, place, side="right")) - 1]
         word = load_tokenizer(str(model.tokenizer)).convert_ids_to_tokens(int(tokens[place]))
-        had = f"token {int(numbers[place])} ({word!r})" if what == "token" else f"tokens of type {numbers[place]}"
+        number = f"type {numbers[place]}, of token" if what == "type" else f"token {numbers[place]}"
         raise ConfigError(
-            f"model.name: the tokenizer of {model.label!r} has {had}, as in text {text}, and the embedding of "
-            f"the network has {known} rows for a {'token' if what == 'token' else 'type of tokens'}; take a "
-            f"tokenizer and a network that belong together, or resize the embedding and save the network again"
+            f"model.name: the tokenizer of {model.label!r} has {number} ({word!r}), as in text {text}, and "
+            f"the network's embedding has {known} rows for a {what}; take a tokenizer and a network that belong "
+            f"together, or resize the embedding and save the network again"
         )
+    return model
 
 
 def check_logits(model: Backbone, dataset: Dataset, rows: NDArray[np.int64]) -> None:
@@ -90,9 +88,9 @@ def check_logits(model: Backbone, dataset: Dataset, rows: NDArray[np.int64]) -> 
     model.eval()
     kind = type(vars(net)["whole"]).__name__
     for row in [row for row in rows.tolist() if inputs.lengths[row]][:TEXTS]:
-        tokens = torch.from_numpy(inputs.tokens[inputs.starts[row] : inputs.starts[row + 1]][:MOST_TOKENS].copy())
+        tokens = torch.from_numpy(inputs.tokens[inputs.starts[row] : inputs.starts[row + 1]].copy())
         try:
-            differs, largest = difference(net, head, tokens.long())
+            differs, largest = difference(net, head, tokens[:MOST_TOKENS].long())
         except Exception as err:  # networks of the library raise almost anything
             raise ConfigError(
                 f"model.name: {model.label!r} fails with a text of {dataset.name!r} "
@@ -112,6 +110,6 @@ def _check_given(model: Backbone, net: TextNet) -> None:
     names = load_tokenizer(str(model.tokenizer)).model_input_names
     if others := [name for name in names if name in takes and name not in GIVEN]:
         raise ConfigError(
-            f"model.name: {model.label!r} takes {', '.join(others)} of its tokenizer, which is not supported; "
-            f"choose another model"
+            f"model.name: {model.label!r} takes {', '.join(others)} of its tokenizer, which is not "
+            f"supported; choose another model"
         )

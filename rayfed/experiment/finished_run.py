@@ -204,8 +204,8 @@ class Run:
 
             why = f": {reason}" if (reason := why_no_adapter(self._folder)) else ""
             raise ConfigError(
-                f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format{why}; run.params has "
-                f"all trained tensors"
+                f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format{why}; run.params "
+                f"has all trained tensors"
             )
         target = Path(path).expanduser()
         target.mkdir(parents=True, exist_ok=True)

@@ -198,7 +198,8 @@ class Backbone(nn.Module):
             **tokens: What the tokenizer returns: input_ids, attention_mask, token_type_ids.
         """
         if not isinstance(x, Tensor):
-            x = self.net.joined(**(tokens if x is None else {**x}))
+            joined: Any = self.net.joined
+            x = joined(**(tokens if x is None else {**x}))
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)

@@ -115,7 +115,7 @@ class TextNet(nn.Module):
     """
 
     def __init__(self, whole: Any, pools: str, types: bool = False) -> None:
-        """Take the layers out of a network. Args: whole: the library's model. pools, types: of the class."""
+        """Take the layers out of a network. Args: whole: the library's. pools, types: as of the class."""
         super().__init__()
         vars(self)["whole"] = whole  # no part of this network, whose layers it has too
         self.types = types
@@ -147,7 +147,7 @@ class TextNet(nn.Module):
         return self.pooled(found.last_hidden_state)
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
-        """Tokens, and their types where the network takes them, by their names in the library; both (B, L)."""
+        """Tokens (B, L), and their types where the network takes them, by their names in the library."""
         there = x != PAD
         ids = {"input_ids": torch.where(there, x & (1 << TYPE_BITS) - 1, self.pad)}
         return ids | ({TYPES: torch.where(there, x >> TYPE_BITS, 0)} if self.types else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,20 +107,13 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
-    from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
     from rayfed.data.preparation import clean
     from rayfed.engine.setup import without_values
     from rayfed.prepare import examination
     from rayfed.prepare.examination import examine
 
-    if args.plot:
-        examination.check_plot(args.plot)
-    if is_folder(args.name) and args.name not in choices("data"):
-        raise ConfigError(
-            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
-            f"python -m rayfed.prepare image_folder --root {args.name}"
-        )
+    _check(args)
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
@@ -132,20 +125,32 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
         findings = examine(args.name, config, size, model.resize, model.tokenizer)
     name = "" if args.image_size else whole.model.name
     examination.tell(findings, published, name, size, as_json=args.json)
-    if args.show and findings.shard and not args.json:
-        for text in examination.first_texts(findings.shard, config, str(model.tokenizer), args.show):
-            say(text)
     if findings.shard is None:
         return 2
+    tell: Callable[[str], None] = (lambda _: None) if args.json else say
+    if args.show:
+        for text in examination.first_texts(findings.shard, config, str(model.tokenizer), args.show):
+            tell(text)
     if args.plot:
         examination.plot(config, whole.seed, findings.shard, args.plot, model.resize, model.tokenizer)
-        if not args.json:
-            say(f"clients: {args.plot}")
+        tell(f"clients: {args.plot}")
     if args.clean:
-        removed = clean(findings.shard.parent, keep=findings.shard)
-        if not args.json:
-            say(examination.cleaning_text(*removed))
+        tell(examination.cleaning_text(*clean(findings.shard.parent, keep=findings.shard)))
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a picture that cannot be written, or a folder in place of a name."""
+    from rayfed.config.compose import choices
+    from rayfed.prepare.examination import check_plot
+
+    if args.plot:
+        check_plot(args.plot)
+    if is_folder(args.name) and args.name not in choices("data"):
+        raise ConfigError(
+            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
+            f"python -m rayfed.prepare image_folder --root {args.name}"
+        )
 
 
 if __name__ == "__main__":

@@ -223,7 +223,10 @@ def first_texts(shard: Path, config: DataConfig, tokenizer: str, count: int) -> 
         if not isinstance(targets, Targets):
             scored = targets.dtype.kind == "f"
             facts += [f"score {targets[row]:g}" if scored else f"class {dataset.classes[int(targets[row])]}"]
-        facts += [f"{len(ids)} tokens", *([f"{sum(learned)} learned"] if isinstance(targets, Targets) else [])]
+        facts += [
+            f"{len(ids)} tokens",
+            *([f"{sum(learned)} learned"] if isinstance(targets, Targets) else []),
+        ]
         bits = 0 if dataset.flaws is None else int(dataset.flaws[row])
         facts += [CUTS[flaw] for place, flaw in enumerate(FLAWS) if bits >> place & 1]
         text = "".join(_marked(words, ids, learned, types))

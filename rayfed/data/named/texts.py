@@ -441,12 +441,13 @@ class TextTable(TextReader):
             return Text(messages=told, tools=tools)
         if "context" in names and row.get(names["context"]):
             raise DataError(
-                f"data.columns.context: {where} has a text in {names['context']!r}, and a prompt of messages; "
-                f"write it into a message"
+                f"data.columns.context: {where} has a text in {names['context']!r}, and a prompt of "
+                f"messages; write it into a message"
             )
         answers = messages_of(row.get(names["completion"]), where, "completion", self.fills)
         if not answers:
-            raise DataError(f"data.columns.completion: {where} has no message in {names['completion']!r}")
+            column = names["completion"]
+            raise DataError(f"data.columns.completion: {where} has no message in {column!r}")
         return Text(messages=(*told, *answers), asked=len(told), tools=tools)
 
 
@@ -565,7 +566,7 @@ def text_of(value: Any, part: str, where: str, column: str) -> str:
     """
     if value is None or (part in SINGLE and value == ""):
         raise DataError(f"data.columns.{part}: {where} has no value in {column!r}")
-    if isinstance(value, str) or part in SINGLE and not isinstance(value, list | dict | tuple):
+    if isinstance(value, str) or (part in SINGLE and not isinstance(value, list | dict | tuple)):
         return str(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
@@ -614,8 +615,8 @@ def messages_of(
         content = _joined(content)
         if not isinstance(role, str) or role not in ROLES or content is None:
             raise DataError(
-                f"data.columns.{part}: {where} is no list of messages with content, a text or a list of parts "
-                f"of type text, and a role of user, assistant, system, developer or tool"
+                f"data.columns.{part}: {where} is no list of messages with content, a text or a list of "
+                f"parts of type text, and a role of user, assistant, system, developer or tool"
             )
         found.append({"role": ROLES[role], "content": content, **more})
     return tuple(found)
@@ -629,7 +630,7 @@ def _joined(content: Any) -> str | None:
     """The text of a message, of one text or of parts; None: it has another content, such as an image."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
-    parts = [
+    parts: list[Any] = [
         part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
         for part in content
     ]
@@ -659,5 +660,5 @@ def tools_of(value: Any, where: str, fills: bool = False) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise DataError(f"data.columns.tools: {where} is no list of objects that describe functions, as JSON")
+        raise DataError(f"data.columns.tools: {where} is no list of objects that describe functions")
     return tuple(without_none(value) if fills else value)

@@ -1,4 +1,4 @@
-"""Conversations have the tokens of the library's templates, and learn what TRL learns, or are refused by row."""
+"""Conversations have the tokens of the library's templates and learn what TRL learns, or are refused."""
 
 import json
 
@@ -32,15 +32,17 @@ ZEPHYR = (
 GEMMA = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{% for m in messages %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}"
     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
     "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}"
-    "{% endfor %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}"
+    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
 )
 HERMES = (
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>\n{% endif %}"
@@ -61,8 +63,8 @@ ANY_ORDER = ("chatml", "llama 3", "zephyr", "hermes")
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>"
+    "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -83,7 +85,11 @@ def of_pieces():
     )
 
 
-TOKENIZERS = {"bytes": lambda: tokenizer_of("gpt2"), "begins": lambda: tokenizer_of("llama"), "pieces": of_pieces}
+TOKENIZERS = {
+    "bytes": lambda: tokenizer_of("gpt2"),
+    "begins": lambda: tokenizer_of("llama"),
+    "pieces": of_pieces,
+}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +198,9 @@ def test_an_assistant_that_begins_is_learned_too(folders, tmp_path, kind, name):
     folder = folders / f"{kind} {name}"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     talk = chat(("assistant", "hello"), ("user", "who?"), ("assistant", "me"))
-    [found] = tokens(folder, tmp_path, [{"conversations": [{"from": m["role"], "value": m["content"]} for m in talk]}])
+    [found] = tokens(
+        folder, tmp_path, [{"conversations": [{"from": m["role"], "value": m["content"]} for m in talk]}]
+    )
     assert found.ids.tolist() == ids_of(tokenizer, talk)
     later = by_prefixes(tokenizer, talk)
     first = [max(0, own - other) for own, other in zip(found.learned.tolist(), later, strict=True)]

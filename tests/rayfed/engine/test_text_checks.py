@@ -1,4 +1,4 @@
-"""A network of texts gets what its tokenizer returns, gives the library's logits, or is refused by its reason."""
+"""A network of texts gets what its tokenizer returns and gives the library's logits, or is refused."""
 
 import csv
 import json
@@ -136,10 +136,13 @@ def test_networks_get_the_types_of_tokens(folders, pairs, tmp_path):
     for family in ("bert", "deberta-v2", "gpt2"):
         path = written(tmp_path, pairs, routes[family])
         run = experiment(folders[family], path, tmp_path, train={"lr": 0.01}).run(quiet=True)
+        adapter = run.adapter(tmp_path / family)
+        labels = json.loads((adapter / "labels.json").read_text())
+        assert labels["label2id"] == {"0": 0, "1": 1, "2": 2}
         base = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folders[family], num_labels=3, ignore_mismatched_sizes=True, dtype=torch.float32
+            folders[family], **labels, ignore_mismatched_sizes=True, dtype=torch.float32
         )
-        other = PeftModel.from_pretrained(base, run.adapter(tmp_path / family)).eval()
+        other = PeftModel.from_pretrained(base, adapter).eval()
         made = transformers.AutoTokenizer.from_pretrained(folders[family])
         table = pq.read_table(run._folder / "partition.parquet").to_pandas()
         losses, own = [], run.model()
@@ -182,7 +185,13 @@ def test_groups_get_the_types_of_tokens(folders, pairs, tmp_path, family):
     root = written(tmp_path, pairs, "jsonl")
     columns = "{text: a, text_pair: b, label: label, client: user}"
     options = ["data=jsonl", f"data.root={root}", f"data.columns={columns}", f"data.cache={tmp_path}"]
-    options += [f"model=hf/{folders[family]}", "algorithm=fedavg", "tuning=lora", "rounds=2", "cluster=inline"]
+    options += [
+        f"model=hf/{folders[family]}",
+        "algorithm=fedavg",
+        "tuning=lora",
+        "rounds=2",
+        "cluster=inline",
+    ]
     options += ["data.partition.scheme=natural", "data.partition.min_samples=1", "train.batch_size=3"]
     check_agreement(prepare(load_config(options)))
 
@@ -209,7 +218,9 @@ def test_a_real_network_reads_pairs_as_the_library_does(shared, tmp_path):
     model = setup.world.build()
     model.eval()
     other = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    named = transformers.AutoTokenizer.from_pretrained(folder)(rows[0]["a"], rows[0]["b"], return_tensors="pt")
+    named = transformers.AutoTokenizer.from_pretrained(folder)(
+        rows[0]["a"], rows[0]["b"], return_tensors="pt"
+    )
     with torch.no_grad():
         ours = model.net(torch.from_numpy(setup.dataset.images[np.arange(1)]).long())
         expected = other(**named).pooler_output
@@ -268,7 +279,7 @@ def test_a_token_that_no_text_has_does_no_harm(tmp_path, pairs):
 
 def test_a_type_beyond_the_embedding_is_named(folders, pairs, tmp_path):
     """RoBERTa has one row for types, and its own tokenizer returns none."""
-    with pytest.raises(ConfigError, match=r"tokens of type 1, .* has 1 rows for a type of tokens"):
+    with pytest.raises(ConfigError, match=r"type 1, of token .* has 1 rows for a type"):
         experiment(folders["roberta"], written(tmp_path, pairs, "jsonl"), tmp_path).run(quiet=True)
     folder = save(tmp_path / "own", "roberta", types=False)
     prepare(experiment(folder, written(tmp_path, pairs, "jsonl"), tmp_path).config())
@@ -337,3 +348,10 @@ def test_a_network_that_is_not_the_library_s_is_refused(tmp_path, pairs, family,
     with pytest.raises(ConfigError, match=words) as caught:
         experiment(tmp_path / "m", written(tmp_path, pairs, "jsonl"), tmp_path, tuning="full").run(quiet=True)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_an_adapter_says_why(folders, pairs, tmp_path):
+    build = experiment(folders["bert"], written(tmp_path, pairs, "jsonl"), tmp_path)
+    run = build.changed(method="fedsa_lora").run(quiet=True)
+    with pytest.raises(ConfigError, match=r"factors stay at the clients; run\.params has all"):
+        run.adapter(tmp_path / "adapter")

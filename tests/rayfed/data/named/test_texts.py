@@ -468,4 +468,9 @@ def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path):
 
 def test_roles_of_tools_and_developers_are_known():
     told = [{"role": role, "content": "x"} for role in ("developer", "user", "tool", "assistant")]
-    assert [message["role"] for message in messages_of(told, "row 1")] == ["system", "user", "tool", "assistant"]
+    assert [message["role"] for message in messages_of(told, "row 1")] == [
+        "system",
+        "user",
+        "tool",
+        "assistant",
+    ]
