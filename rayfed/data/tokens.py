@@ -41,7 +41,7 @@ PLAIN = "{role}: {content}\n"
 """A message where the tokenizer has no template of conversations."""
 
 MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""How a template marks what the assistant writes, as the library looks for it."""
+"""The mark of a template for what the assistant writes, as the library looks for it."""
 
 HALF = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON can hold, and which are no text."""
@@ -399,7 +399,7 @@ class Tokenized:
         return text
 
     def _apply(self, turns: Sequence[Message], tools: Sequence[Any], **options: Any) -> Any:
-        """What the template makes of a conversation.
+        """The text or the tokens that the template makes of a conversation.
 
         Raises:
             RefusedError: It does not write such a conversation.

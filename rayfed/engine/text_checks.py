@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from rayfed.data.shards import Dataset
 from rayfed.data.text import TYPE_BITS, Inputs
 from rayfed.data.tokens import load_tokenizer
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.backbone import Backbone
-from rayfed.models.language import TextNet, difference
+from rayfed.models.language import TextHead, TextNet
 
 TEXTS = 2
 """Texts whose logits are compared with those of the library."""
@@ -26,7 +27,7 @@ TOLERANCE = 1e-4
 """Largest difference of logits, as a share of the largest logit; the same layers differ by rounding only."""
 
 GIVEN = ("input_ids", "attention_mask", "token_type_ids")
-"""What a network gets of what a tokenizer returns."""
+"""Names of the outputs of a tokenizer that a network gets."""
 
 
 def check_tokens(model: Backbone, dataset: Dataset) -> Backbone:
@@ -62,8 +63,8 @@ def check_tokens(model: Backbone, dataset: Dataset) -> Backbone:
         number = f"type {numbers[place]}, of token" if what == "type" else f"token {numbers[place]}"
         raise ConfigError(
             f"model.name: the tokenizer of {model.label!r} has {number} ({word!r}), as in text {text}, and "
-            f"the network's embedding has {known} rows for a {what}; take a tokenizer and a network that belong "
-            f"together, or resize the embedding and save the network again"
+            f"the network's embedding has {known} rows for a {what}; take a tokenizer and a network that "
+            f"belong together, or resize the embedding and save the network again"
         )
     return model
 
@@ -113,3 +114,52 @@ def _check_given(model: Backbone, net: TextNet) -> None:
             f"model.name: {model.label!r} takes {', '.join(others)} of its tokenizer, which is not "
             f"supported; choose another model"
         )
+
+
+@torch.no_grad()
+def difference(net: TextNet, head: nn.Module, tokens: Tensor) -> tuple[float, float]:
+    """The difference of logits from those of the library's own model with the same values.
+
+    The library's model runs the same layers in its own way, and makes the logits of what they return with its
+    own code; its classifier gets the values of ours.
+
+    Args:
+        net: A network with values, in evaluation mode.
+        head: Its head, in evaluation mode.
+        tokens: The tokens of one text, without pads, int64, shape (L,).
+
+    Returns:
+        The largest difference, and the largest logit of the library, both absolute.
+    """
+    whole = vars(net)["whole"].eval()
+    ours = head(net(tokens[None]))
+    if isinstance(head, TextHead):
+        _give(head, whole, ours.shape[-1])
+    path, _, leaf = net.path.rpartition(".")
+    owner, settings = vars(net.trunk.get_submodule(path)), whole.config
+    pads = settings.pad_token_id
+    owner[leaf] = nn.ModuleList(net.blocks.children())
+    settings.pad_token_id = None  # so that a token of the text that stands for pads is none
+    try:
+        mask = torch.ones(1, len(tokens), dtype=torch.long, device=tokens.device)
+        theirs = whole(**net.named(tokens[None]), attention_mask=mask).logits
+    finally:
+        owner[leaf] = net.blocks
+        settings.pad_token_id = pads
+    if ours.shape != theirs.shape:
+        return float("inf"), float(theirs.abs().max())
+    return float((ours - theirs).abs().max()), float(theirs.abs().max())
+
+
+def _give(head: TextHead, whole: Any, classes: int) -> None:
+    """Give the library's classifier the values of ours."""
+    names = {head.plan.last: head, **({head.plan.hidden: head.dense} if head.plan.hidden else {})}
+    for name, own in names.items():
+        parent, _, leaf = name.rpartition(".")
+        assert own is not None
+        layer = nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
+        layer.weight.data = own.weight.detach()
+        if own.bias is not None:
+            layer.bias.data = own.bias.detach()
+        setattr(whole.get_submodule(parent), leaf, layer)
+    whole.num_labels = whole.config.num_labels = classes

@@ -47,7 +47,8 @@ SHIFTED = frozenset(
 SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings with which a language model changes the output of its head, which is not done here.
 
-They are refused before weights are read. Whatever else a model does is found by `difference`.
+They are refused before weights are read. Whatever else a model does is found by
+`rayfed.engine.text_checks`.
 """
 
 
@@ -363,55 +364,6 @@ def _language_model(config: ModelConfig, settings: Any, is_decoder: bool) -> Tex
         fill=fill,
         new_head=False,
     )
-
-
-@torch.no_grad()
-def difference(net: TextNet, head: nn.Module, tokens: Tensor) -> tuple[float, float]:
-    """How much logits differ from those of the library's own model with the same values.
-
-    The library's model runs the same layers in its own way, and makes the logits of what they return with its
-    own code; its classifier gets the values of ours.
-
-    Args:
-        net: A network with values, in evaluation mode.
-        head: Its head, in evaluation mode.
-        tokens: The tokens of one text, without pads, int64, shape (L,).
-
-    Returns:
-        The largest difference, and the largest logit of the library, both absolute.
-    """
-    whole = vars(net)["whole"].eval()
-    ours = head(net(tokens[None]))
-    if isinstance(head, TextHead):
-        _give(head, whole, ours.shape[-1])
-    path, _, leaf = net.path.rpartition(".")
-    owner, settings = vars(net.trunk.get_submodule(path)), whole.config
-    pads = settings.pad_token_id
-    owner[leaf] = nn.ModuleList(net.blocks.children())
-    settings.pad_token_id = None  # so that a token of the text that stands for pads is none
-    try:
-        mask = torch.ones(1, len(tokens), dtype=torch.long, device=tokens.device)
-        theirs = whole(**net.named(tokens[None]), attention_mask=mask).logits
-    finally:
-        owner[leaf] = net.blocks
-        settings.pad_token_id = pads
-    if ours.shape != theirs.shape:
-        return float("inf"), float(theirs.abs().max())
-    return float((ours - theirs).abs().max()), float(theirs.abs().max())
-
-
-def _give(head: TextHead, whole: Any, classes: int) -> None:
-    """Give the library's classifier the values of ours."""
-    names = {head.plan.last: head, **({head.plan.hidden: head.dense} if head.plan.hidden else {})}
-    for name, own in names.items():
-        parent, _, leaf = name.rpartition(".")
-        assert own is not None
-        layer = nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
-        layer.weight.data = own.weight.detach()
-        if own.bias is not None:
-            layer.bias.data = own.bias.detach()
-        setattr(whole.get_submodule(parent), leaf, layer)
-    whole.num_labels = whole.config.num_labels = classes
 
 
 def settings_of(config: ModelConfig) -> Any:

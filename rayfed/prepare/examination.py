@@ -192,10 +192,10 @@ def tell(
 
 
 LEARNED = ("‹", "›")
-"""What stands before and behind tokens that a language model learns to write."""
+"""Marks before and behind tokens that a language model learns to write."""
 
 TYPED = "|"
-"""What stands where tokens of another type begin."""
+"""The mark where tokens of another type begin."""
 
 
 def first_texts(shard: Path, config: DataConfig, tokenizer: str, count: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from torch import nn
 import rayfed
 from rayfed.config.schema import load_config
 from rayfed.data.text import TYPE_BITS
+from rayfed.engine import text_checks
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.models import language
@@ -168,7 +169,7 @@ def test_logits_of_pairs_are_those_of_the_library(folders, pairs, tmp_path, fami
     rows = np.arange(5)
     x = torch.from_numpy(images[rows]).long()
     whole = vars(model.net)["whole"]
-    language._give(model.head, whole, 3)
+    text_checks._give(model.head, whole, 3)
     made = transformers.AutoTokenizer.from_pretrained(folders[family])
     with torch.no_grad():
         ours, untyped = model(x), model(torch.where(x < 0, x, x & (1 << TYPE_BITS) - 1))
