@@ -116,6 +116,7 @@ def digest_of(tokenizer: Any) -> str:
         json.dumps(rules),
         json.dumps({key: str(value) for key, value in sorted(tokenizer.special_tokens_map.items())}),
         str(tokenizer.chat_template),
+        json.dumps(list(tokenizer.model_input_names)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -581,7 +581,7 @@ def text_of(value: Any, part: str, where: str, column: str) -> str:
 
 def _is_list(*values: Any) -> bool:
     """Whether prompt or completion is a list, so that both must be lists of messages."""
-    return any(isinstance(value, list) for value in values)
+    return any(isinstance(value, list) or _rows_of(value) != [None] for value in values)
 
 
 def messages_of(
@@ -604,7 +604,7 @@ def messages_of(
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _parse(value, f"{part} of {where}")
     found = []
-    for message in value if isinstance(value, list) else [None]:
+    for message in _rows_of(value):
         known = message if isinstance(message, dict) else {}
         role = known.get("role") or known.get("from")
         content = known.get("content", known.get("value"))
@@ -620,6 +620,14 @@ def messages_of(
             )
         found.append({"role": ROLES[role], "content": content, **more})
     return tuple(found)
+
+
+def _rows_of(value: Any) -> list[Any]:
+    """The messages of a conversation, also where a data set has them as lists of roles and of contents."""
+    lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else []
+    if lists and len(lists) == len(value) and len({len(each) for each in lists}) == 1:
+        return [dict(zip(value, each, strict=True)) for each in zip(*lists, strict=True)]
+    return value if isinstance(value, list) else [None]
 
 
 NAMED_PARTS = ("role", "from", "content", "value")

@@ -1,5 +1,6 @@
 """Conversations have the tokens of the library's templates and learn what TRL learns, or are refused."""
 
+import csv
 import json
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rayfed.config.schema import load_config
 from rayfed.data import with_tokens
+from rayfed.data.tokens import digest_of, load_tokenizer
 from rayfed.errors import DataError
 from tests.rayfed.data.named.test_texts import source
 from tests.tiny_models import tokenizer_of
@@ -330,3 +332,44 @@ def test_any_conversation_has_the_tokens_of_the_template(folders, tmp_path, told
         flag and not before for flag, before in zip(found.learned, [0, *found.learned[:-1]], strict=True)
     )
     assert runs == answers
+
+
+@pytest.mark.parametrize("route", ["hub", "lists", "csv"])
+def test_conversations_of_other_formats(folders, tmp_path, route):
+    """In a data set of the hub's library, in one with a list of roles and one of contents, and as JSON."""
+    folder = folders / "bytes chatml"
+    expected = tokens(folder, tmp_path, [{"messages": TALK}] * 2)
+    if route == "csv":
+        with (tmp_path / "rows.csv").open("w", newline="") as file:
+            out = csv.writer(file)
+            out.writerows([["messages"], [json.dumps(TALK)], [json.dumps(TALK)]])
+        reader = source("csv", tmp_path / "rows.csv")
+    else:
+        datasets = pytest.importorskip("datasets")
+        told = (
+            {key: [turn[key] for turn in TALK] for key in ("role", "content")} if route == "lists" else TALK
+        )
+        datasets.Dataset.from_list([{"messages": told}] * 2).save_to_disk(tmp_path / "saved")
+        reader = source("hf/chats", tmp_path / "saved")
+    made = with_tokens(reader, source_config("jsonl"), str(folder))
+    for index, one in enumerate(expected):
+        found = made.decode(made.scan(), index, 10_000)
+        assert (found.ids.tolist(), found.learned.tolist()) == (one.ids.tolist(), one.learned.tolist())
+
+
+def test_a_row_of_a_data_set_of_the_hub_is_named(folders, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"text": "a", "label": "x"}, {"text": None, "label": "y"}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="row 2 of train of chats has no value in 'text'"):
+        with_tokens(
+            source("hf/chats", tmp_path / "saved"), source_config("jsonl"), str(folders / "plain")
+        ).scan()
+
+
+def test_other_inputs_of_the_network_are_other_tokens(folders, tmp_path):
+    """Types that a tokenizer gives from now on are in no file that was prepared before."""
+    before = load_tokenizer(str(folders / "plain"))
+    after = load_tokenizer(str(folders / "plain"))
+    after.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert digest_of(before) != digest_of(after)
