@@ -9,17 +9,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import PeftModel
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
 import rayfed
 from rayfed.config.schema import load_config
-from rayfed.data.text import TYPE_BITS
+from rayfed.data.text import TYPE_BITS, Text
+from rayfed.data.tokens import Tokenized
 from rayfed.engine import text_checks
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.models import language
+from tests.rayfed.data.test_tokens import Texts
+from tests.rayfed.executors.grouped.test_passes_device import agree
 from tests.rayfed.executors.grouped.test_passes_group import check_agreement
 from tests.rounding import near
 
@@ -77,6 +82,11 @@ def save(folder, family, types=True, kind="AutoModelForSequenceClassification", 
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("typed")
     return {family: save(root / family, family) for family in (*TYPED, "roberta")}
+
+
+@pytest.fixture(scope="module")
+def typed(folders):
+    return folders["bert"]
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +193,11 @@ def test_logits_of_pairs_are_those_of_the_library(folders, pairs, tmp_path, fami
 
 @pytest.mark.parametrize("family", ["bert", "deberta"])
 def test_groups_get_the_types_of_tokens(folders, pairs, tmp_path, family):
+    check_agreement(pairs_of(family, folders, pairs, tmp_path))
+
+
+def pairs_of(family, folders, pairs, tmp_path):
+    """An experiment of several clients with pairs of texts."""
     root = written(tmp_path, pairs, "jsonl")
     columns = "{text: a, text_pair: b, label: label, client: user}"
     options = ["data=jsonl", f"data.root={root}", f"data.columns={columns}", f"data.cache={tmp_path}"]
@@ -194,7 +209,7 @@ def test_groups_get_the_types_of_tokens(folders, pairs, tmp_path, family):
         "cluster=inline",
     ]
     options += ["data.partition.scheme=natural", "data.partition.min_samples=1", "train.batch_size=3"]
-    check_agreement(prepare(load_config(options)))
+    return prepare(load_config(options))
 
 
 def test_of_single_texts_nothing_is_stored(folders, pairs, tmp_path):
@@ -356,3 +371,30 @@ def test_a_run_without_an_adapter_says_why(folders, pairs, tmp_path):
     run = build.changed(method="fedsa_lora").run(quiet=True)
     with pytest.raises(ConfigError, match=r"factors stay at the clients; run\.params has all"):
         run.adapter(tmp_path / "adapter")
+
+
+WORDY = st.lists(st.sampled_from([*WORDS, "unknown"]), min_size=1, max_size=9).map(" ".join)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    text=WORDY,
+    pair=st.one_of(st.none(), WORDY),
+    size=st.integers(4, 20),
+    side=st.sampled_from(["left", "right"]),
+)
+def test_pairs_have_the_tokens_and_types_of_the_tokenizer(typed, text, pair, size, side):
+    """Whatever is cut."""
+    made = transformers.AutoTokenizer.from_pretrained(typed, truncation_side=side)
+    source = Tokenized(
+        source=Texts([Text(text=text, pair=pair)], "text_classification"), tokenizer=str(typed), truncate=side
+    )
+    found = source.decode(source.scan(), 0, size).ids
+    expected = made(text, pair, truncation=True, max_length=size)
+    assert (found & (1 << TYPE_BITS) - 1).tolist() == expected["input_ids"]
+    assert (found >> TYPE_BITS).tolist() == expected["token_type_ids"]
+
+
+@pytest.mark.numeric
+def test_on_a_device_groups_get_the_types_of_tokens(folders, pairs, tmp_path):
+    agree(pairs_of("bert", folders, pairs, tmp_path))
