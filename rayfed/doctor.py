@@ -117,6 +117,7 @@ class Diagnosis:
         disk: Space on disk.
         problems: Reasons why the experiment does not fit, one line each; empty: it fits.
         advice: Recommended changes of the config.
+        examples: What the examples are called, such as images.
     """
 
     experiment: str
@@ -133,6 +134,7 @@ class Diagnosis:
     disk: Disk
     problems: list[str]
     advice: list[str]
+    examples: str = "images"
 
 
 def diagnose(config: Config) -> Diagnosis:
@@ -201,6 +203,7 @@ def diagnose(config: Config) -> Diagnosis:
         disk=disk,
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
+        examples=setup.world.objective.examples,
     )
 
 
@@ -520,11 +523,15 @@ def report(diagnosis: Diagnosis, width: int | None = None) -> str:
             f"{actors}; {size(diagnosis.memory_per_actor)} counted for each (cluster.memory_per_actor), "
             "neither reserved nor enforced",
         ),
-        ("measured", f"client {m.client} with {m.examples} training images, on {m.device}, on this machine"),
+        (
+            "measured",
+            f"client {m.client} with {m.examples} training {diagnosis.examples}, on {m.device}, "
+            "on this machine",
+        ),
         ("", f"memory of one actor {size(m.memory_bytes)}; weights {size(m.weights_bytes)} a node"),
         ("", f"a visit {m.first_visit_s:.2f} s in the first round, {m.visit_s:.2f} s later"),
         ("", f"sent to it in a round {size(m.down_bytes)}, sent back {size(m.up_bytes)}"),
-        ("", f"scoring {m.scored} images {m.scoring_s:.2f} s; the server {m.server_s:.2f} s"),
+        ("", f"scoring {m.scored} {diagnosis.examples} {m.scoring_s:.2f} s; the server {m.server_s:.2f} s"),
         ("GPU", _gpu_plan(diagnosis)),
         (
             "estimate",
@@ -532,7 +539,7 @@ def report(diagnosis: Diagnosis, width: int | None = None) -> str:
         ),
         ("", "from that one client, if actors are as fast and do not slow each other down"),
         ("disk", f"{d.output}: {size(d.checkpoint_bytes)} a checkpoint; {size(d.output_free_bytes)} free"),
-        ("", f"prepared images: {size(d.shard_bytes)} in {d.shard}"),
+        ("", f"prepared {diagnosis.examples}: {size(d.shard_bytes)} in {d.shard}"),
         ("verdict", "does not fit" if diagnosis.problems else "fits"),
         *(("advice", text) for text in diagnosis.advice),
     ]

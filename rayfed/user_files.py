@@ -277,7 +277,10 @@ def check_run_folder(path: Path) -> None:
     file = path / "config.yaml"
     if not os.path.lexists(file):
         if (path / "sweep.yaml").is_file():
-            raise ConfigError(f"{path}: holds a sweep; python -m tune.run resume={path} continues it")
+            raise ConfigError(
+                f"{path}: holds a sweep, which is no run: its report.md has the table, its tune/ the trials, "
+                f"and python -m tune.run resume={path} continues it"
+            )
         reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
         raise ConfigError(f"{path}: {reason}{_run_near(path)}")
     if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would wait for ever

@@ -241,6 +241,7 @@ SENTENCES: Mapping[str, str] = {
     **dict.fromkeys(("row", "setting"), "it chooses from a paper's table: write experiment=PAPER/TABLE too"),
     "config": "write --config FILE, with spaces, to start from a saved config",
     **dict.fromkeys(("seeds", "num_seeds", "n_seeds"), SEEDS),
+    "patience": "all rounds are run, without early stopping; failures.patience is about lost processes",
 }
 """Advice about keys that other programs have."""
 

@@ -142,8 +142,8 @@ class DataConfig:
         classes: Classes to use, in this order, or the number of first classes to use; None means all.
         aliases: Name of the domain or class by the name of a folder that is spelled differently.
         columns: Name of the column of each part, for readers of tables (data=hf/NAME, csv, tsv, jsonl,
-            parquet), such as `label`, `client` and `domain`; None, or a part that is left out: what the
-            reader says.
+            parquet), such as `label`, `tools`, `client` and `domain`; None, or a part that is left out: what
+            the reader says.
         template: For language models: what a prompt becomes before its answer; {prompt} stands for it. None:
             the prompt and a line break.
         truncate: End at which a text with too many tokens is cut: `left` or `right`. None: of a text to
@@ -236,7 +236,7 @@ def check_config(config: DataConfig) -> None:
     if config.template is not None and "{prompt}" not in config.template:
         raise ConfigError(
             f"data.template: {config.template!r} has no {{prompt}}, which stands for the prompt of a sample; "
-            f'write for example "Question: {{prompt}}\\nAnswer: "'
+            f'write for example "Question: {{prompt}}\\nAnswer:\\n"'
         )
     _check_protocol(config)
     check_partition(config.partition)

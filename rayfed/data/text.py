@@ -4,6 +4,9 @@ A batch of texts has one row for each text and is padded on the right to the len
 rounded up to a multiple of 8 and at most the length that the model takes. So the padded length follows from
 the batch of a client alone: neither the process that runs it nor other clients change it. Pads are -1, which
 is no token, so that what is padded is known by position; a model never sees them.
+
+A number in such a batch has two parts: the token, and its type where the tokenizer gives tokens of a text and
+of its pair different types (`with_types`). So types go wherever tokens go.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ SYMBOLS = 80
 PAD = -1
 """Value behind the end of a text in a batch of tokens."""
 
+TYPE_BITS = 24
+"""The bits of a number below this one are the token, those from it on the type of the token."""
+
+MOST_TYPES = 127
+"""Types of tokens that there can be, in the bits of an int32."""
+
 MULTIPLE = 8
 """Padded lengths are multiples of this number."""
 
@@ -38,14 +47,20 @@ class Text:
         text: The text to classify, or the prompt before an answer.
         pair: A second text that belongs to the first one, such as the hypothesis to a premise; None: none.
         answer: What a language model learns to write after the prompt; None: it learns all of `text`.
-        messages: Role and content of each message of a conversation, in place of prompt and answer.
+        messages: The messages of a conversation, as templates of conversations take them, in place of prompt
+            and answer: `role`, `content`, and what else they hold, such as `tool_calls`.
+        asked: Number of messages that are the prompt, after which everything is learned; None: all turns of
+            the assistant are learned.
+        tools: Descriptions of the functions that the assistant may call, for the template.
         score: The number that a regression learns for the text; None: it is for another task.
     """
 
     text: str = ""
     pair: str | None = None
     answer: str | None = None
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    asked: int | None = None
+    tools: tuple[Any, ...] = ()
     score: float | None = None
 
 
@@ -54,7 +69,7 @@ class Tokens:
     """A sample after it was made tokens.
 
     Attributes:
-        ids: Token ids, int32, shape (L,).
+        ids: Token ids, with their types (`with_types`) where there are several, int32, shape (L,).
         learned: For language models, whether the model learns to write a token, uint8, shape (L,).
         score: For regression, the target.
         flaws: What is wrong with the text, or was cut because it is longer than the model takes, of `FLAWS`.
@@ -64,6 +79,28 @@ class Tokens:
     learned: NDArray[np.uint8] | None = None
     score: float | None = None
     flaws: tuple[str, ...] = ()
+
+
+def with_types(ids: Sequence[int], types: Sequence[int]) -> NDArray[np.int32]:
+    """Tokens and their types as one number each, int32, shape (L,); with types of 0 these are the tokens.
+
+    Args:
+        ids: Token ids.
+        types: Types of the tokens, in BERT 0 for those of a text and 1 for those of its pair.
+
+    Raises:
+        ValueError: A number is too large to be stored.
+
+    >>> with_types([5, 6], [0, 1]).tolist() == [5, 6 + 2**24]
+    True
+    """
+    if (
+        max(ids, default=0) >= 1 << TYPE_BITS
+        or max(types, default=0) > MOST_TYPES
+        or min(types, default=0) < 0
+    ):
+        raise ValueError(f"tokens are below {1 << TYPE_BITS:,} and their types from 0 to {MOST_TYPES}")
+    return np.array(ids, dtype=np.int32) + (np.array(types, dtype=np.int32) << TYPE_BITS)
 
 
 CUT = {
@@ -128,7 +165,7 @@ class Inputs:
     """Texts of different lengths; indexing with row numbers gives a padded batch, int32, shape (B, L).
 
     Attributes:
-        tokens: Tokens of all texts, one after the other, int32.
+        tokens: Tokens of all texts with their types (`with_types`), one after the other, int32.
         starts: Position of the first token of each text, and the number of all tokens, int64, shape (N + 1,).
         size: Tokens that the model takes.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,8 +26,9 @@ from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
 from rayfed.models.language import library_names
 from rayfed.models.named_tensors import global_name
+from rayfed.objective import CLASSES
 from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
-from rayfed.record.folder import RunFolder
+from rayfed.record.folder import LABELS, RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
@@ -94,8 +96,31 @@ class Keeping:
             claim=claim,
             on_nonfinite=config.on_nonfinite,
             stores=setup.stores,
-            files=None if files is None else partial(files, **about),
+            files=partial(final_files, labels_of(setup), None if files is None else partial(files, **about)),
         )
+
+
+def labels_of(setup: Setup) -> dict[str, str]:
+    """The name of each output of a classifier by its number, as text; empty: the model classifies nothing."""
+    classifies = setup.dataset.task in CLASSES and setup.world.objective.reads in CLASSES
+    return {str(place): name for place, name in enumerate(setup.world.classes)} if classifies else {}
+
+
+def final_files(
+    labels: Mapping[str, str], adapters: Callable[[Params], Mapping[str, bytes]] | None, params: Params
+) -> dict[str, bytes]:
+    """Contents of the files next to the final tensors, by name.
+
+    Args:
+        labels: As of `labels_of`; they are what `from_pretrained` of transformers takes.
+        adapters: Gives the final tensors in the format of another library; None: there is none.
+        params: The final tensors.
+    """
+    files = dict(adapters(params)) if adapters else {}
+    if labels:
+        named = {"id2label": labels, "label2id": {name: int(place) for place, name in labels.items()}}
+        files[LABELS] = json.dumps(named, indent=1, ensure_ascii=False).encode()
+    return files
 
 
 def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rayfed.client_facts import RowTable, Splits
@@ -49,6 +50,7 @@ from rayfed.engine.memory import (
     measurable,
     why_whole_batches,
 )
+from rayfed.engine.text_checks import check_logits, check_tokens
 from rayfed.errors import ConfigError, one_line
 from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
@@ -345,7 +347,7 @@ def prepare(
     work = world.train.examples
     faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
     pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
-    bare = measurable(config, world.skeleton)
+    bare = check_tokens(measurable(config, world.skeleton), dataset)
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
@@ -471,6 +473,8 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
         if model.is_own:
             give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed))
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
+    elif objective(dataset.task).tokens:
+        check_logits(model, dataset, first_rows(partition))
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
         if has_trained_norms(model):
@@ -518,6 +522,12 @@ def _check_single_rows(config: Config, train: TrainConfig, partition: Partition,
                 f"train.batch_size: {train.batch_size} leaves a batch of one example to client {name!r}, "
                 f"which has {size}, and {config.model.name!r} cannot train with it ({why}); {instead}"
             )
+
+
+def first_rows(partition: Partition) -> NDArray[np.int64]:
+    """Numbers of the first two examples of a client, fewer where it has one."""
+    listed = next(iter(partition.listed), None)
+    return np.sort(listed.train)[:2] if listed is not None else np.arange(2)
 
 
 FIRST_ROWS = (2, 2)

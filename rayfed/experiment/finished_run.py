@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
+from rayfed.record.folder import LABELS
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
@@ -156,7 +157,9 @@ class Run:
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
 
-        A network that was chosen by name maps normalized inputs to outputs.
+        A network that was chosen by name maps normalized inputs to outputs. One of texts takes what the
+        tokenizer of the model returns, padded on the right, as it is or by name (`model(**tokenizer(text,
+        return_tensors="pt"))`), or one tensor of token ids with -1 for pads.
 
         Args:
             merged: Add the products of LoRA's factors to the weights, so that no layer of RayFed is left in
@@ -189,21 +192,24 @@ class Run:
         """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, path)`.
 
         Args:
-            path: Folder for adapter_config.json and adapter_model.safetensors.
+            path: Folder for adapter_config.json and adapter_model.safetensors, and for labels.json, which has
+                the names of the classes for the base model of a classifier.
 
         Raises:
             ConfigError: The tuning of the run has none that PEFT could read.
         """
         files = sorted((self._folder / "model").glob("adapter_*"))
         if not files:
+            from rayfed.report.report_md import why_no_adapter
+
+            why = f": {reason}" if (reason := why_no_adapter(self._folder)) else ""
             raise ConfigError(
-                f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format; run.params "
-                "has all "
-                f"trained tensors"
+                f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format{why}; run.params "
+                f"has all trained tensors"
             )
         target = Path(path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        for file in files:
+        for file in (*files, *(self._folder / "model").glob(LABELS)):
             shutil.copyfile(file, target / file.name)
         return target
 

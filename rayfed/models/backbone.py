@@ -193,15 +193,19 @@ class Backbone(nn.Module):
         """
         self._frozen_cache.append((x, self.active, features.detach()))
 
-    def forward(self, x: Tensor, headless: bool = False) -> Any:
+    def forward(self, x: Any = None, headless: bool = False, **tokens: Tensor) -> Any:
         """Logits (B, C), or (B, C, H, W) for segmentation.
 
         With early exits: a list of logits (B, C), one for each exit that the active blocks have.
 
         Args:
-            x: A batch of inputs.
+            x: A batch of inputs; of a model of texts also what the tokenizer returns, as it is or by name.
             headless: Return `features` instead of logits.
+            **tokens: What the tokenizer returns: input_ids, attention_mask, token_type_ids.
         """
+        if not isinstance(x, Tensor):
+            joined: Any = self.net.joined
+            x = joined(**(tokens if x is None else {**x}))
         if headless or self.exits is None:
             features = self.features(x)
             return features if headless else self.classify(features)

@@ -12,6 +12,7 @@ head of a language model is the one it was pre-trained with.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rayfed.data.text import PAD
-from rayfed.data.tokens import answered_or_cached
+from rayfed.data.text import PAD, TYPE_BITS
+from rayfed.data.tokens import TYPES, answered_or_cached, load_tokenizer
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.models.model_config import HF, ModelConfig
@@ -43,8 +44,12 @@ SHIFTED = frozenset(
 )
 """Types of models whose first position is behind the number of their pad token."""
 
-SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings with which a language model changes the output of its head, which is not done here."""
+SCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings with which a language model changes the output of its head, which is not done here.
+
+They are refused before weights are read. Whatever else a model does is found by
+`rayfed.engine.text_checks`.
+"""
 
 
 def is_text(name: str) -> bool:
@@ -95,6 +100,9 @@ def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
 class TextNet(nn.Module):
     """A network of transformers without its head; maps tokens (B, L), -1 for pads, to features.
 
+    A number also has the type of its token (`rayfed.data.text.with_types`), which the network gets where it
+    takes types.
+
     Attributes:
         blocks: Its layers.
         trunk: The rest of the network, which calls the blocks.
@@ -104,11 +112,14 @@ class TextNet(nn.Module):
         pad: Token that stands for pads, which no token of a text attends to.
         prefix: Name of the network within the library's whole model.
         transposed: Whether linear layers have their weights transposed in the library.
+        types: Whether the library's network is given the types of the tokens.
     """
 
-    def __init__(self, whole: Any, pools: str) -> None:
-        """Take the layers out of a network. Args: whole: the library's model. pools: as of the class."""
+    def __init__(self, whole: Any, pools: str, types: bool = False) -> None:
+        """Take the layers out of a network. Args: whole: the library's. pools, types: as of the class."""
         super().__init__()
+        vars(self)["whole"] = whole  # no part of this network, whose layers it has too
+        self.types = types
         self.prefix = str(whole.base_model_prefix)
         trunk = getattr(whole, self.prefix)
         self.transposed = _use_linear_layers(trunk)
@@ -129,13 +140,39 @@ class TextNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of tokens, shape (B, D), or (B, L, D) under `all`."""
         there = x != PAD
-        ids = torch.where(there, x, self.pad)
         self._there = (there,)
-        found = self.trunk(input_ids=ids, attention_mask=self._mask(there))
+        found = self.trunk(**self.named(x), attention_mask=self._mask(there))
         if self.pools == "pooler":
             pooled: Tensor = found.pooler_output
             return pooled
         return self.pooled(found.last_hidden_state)
+
+    def named(self, x: Tensor) -> dict[str, Tensor]:
+        """Tokens (B, L), and their types where the network takes them, by their names in the library."""
+        there = x != PAD
+        ids = {"input_ids": torch.where(there, x & (1 << TYPE_BITS) - 1, self.pad)}
+        return ids | ({TYPES: torch.where(there, x >> TYPE_BITS, 0)} if self.types else {})
+
+    def joined(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Tokens as this network takes them, shape (B, L), from what the library's tokenizer returns.
+
+        Args:
+            input_ids: Token ids, shape (B, L).
+            attention_mask: 1 for tokens and 0 for pads, which stand behind the tokens; None: no pads.
+            token_type_ids: Types of tokens; None: all are 0.
+
+        Raises:
+            ValueError: Pads stand before tokens.
+        """
+        types = 0 if token_type_ids is None else token_type_ids << TYPE_BITS
+        if attention_mask is None:
+            return input_ids + types
+        there = attention_mask.bool()
+        if bool((there[:, 1:] & ~there[:, :-1]).any()):
+            raise ValueError('pads stand before tokens; set tokenizer.padding_side = "right"')
+        return torch.where(there, input_ids + types, PAD)
 
     def _mask(self, there: Tensor) -> Tensor | None:
         """The mask that the library is given; it reads one of two dimensions, which has no values on meta."""
@@ -274,7 +311,12 @@ def build(config: ModelConfig, task: str | None) -> TextModel:
     base = getattr(whole, whole.base_model_prefix)
     plan = _plan(whole, is_decoder)
     pools = "last" if is_decoder else ("pooler" if getattr(base, "pooler", None) is not None else "first")
-    net = TextNet(whole, pools)
+    # For encoders, types of 0 are the same as none. Decoders add what stands for a type to what stands for
+    # the token, so that they get types where their tokenizer gives some.
+    types = TYPES in inspect.signature(base.forward).parameters
+    if types and is_decoder:
+        types = TYPES in load_tokenizer(source_of(config)).model_input_names
+    net = TextNet(whole, pools, types)
 
     def fill() -> None:
         read = _read("AutoModelForSequenceClassification", config, settings)
@@ -483,6 +525,10 @@ def _plan(whole: Any, is_decoder: bool) -> HeadPlan:
     """The layers of the library's own classifier."""
     settings = whole.config
     own: dict[str, Any] = {"std": float(getattr(settings, "initializer_range", 0.02))}
+    if not isinstance(getattr(whole, "score" if is_decoder else "classifier", None), nn.Module):
+        raise ConfigError(
+            f"model.name: {type(whole).__name__} has no classifier of a known kind; choose another model"
+        )
     if is_decoder:
         score = whole.score
         return HeadPlan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 USAGE = """\
 python -m rayfed.prepare NAME --root DIR
     [model=NAME | --image-size N] [--cache DIR] [--plot FILE] [--json]
-    [--clean] [overrides] [--debug]
+    [--show N] [--clean] [overrides] [--debug]
 python -m rayfed.prepare --clean
 
 Compares domains, classes and images of a data set with those that its authors
@@ -32,6 +32,9 @@ of python -m rayfed.run:
   python -m rayfed.prepare pacs --root PACS model=vit_base_patch16_224
   python -m rayfed.prepare pacs --root PACS --plot clients.png seed=1
   python -m rayfed.prepare image_folder --root MY_IMAGES
+With --show N it prints the first N texts as the model reads them, and the
+tokens that a language model learns to write between ‹ and ›:
+  python -m rayfed.prepare jsonl --root chats.jsonl model=hf/NAME --show 3
 """
 
 
@@ -54,10 +57,11 @@ def _parser() -> Arguments:
     parser = parser_of("rayfed.prepare", USAGE)
     parser.add_argument("name", nargs="?", help="a data set; rayfed list data shows all")
     parser.add_argument("overrides", nargs="*", default=[], help="key=value, as for rayfed.run")
-    parser.add_argument("--root", type=user_folder, help="folder of the data set")
+    parser.add_argument("--root", type=user_folder, help="folder of the data set, or file of a table")
     parser.add_argument("--image-size", type=int, help="side of the images, instead of the model's")
     parser.add_argument("--cache", type=user_folder, help="folder of prepared data sets")
     parser.add_argument("--plot", type=user_folder, metavar="FILE", help="draw the labels of each client")
+    parser.add_argument("--show", type=int, metavar="N", help="print the first N texts with learned tokens")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--clean", action="store_true", help="remove prepared data sets: stale ones of NAME, or all"
@@ -82,6 +86,8 @@ def work(args: argparse.Namespace) -> int:
         )
     if args.image_size is not None and not 1 <= args.image_size <= 4096:
         raise ConfigError(f"--image-size: {args.image_size} is not a side of 1..4096 pixels")
+    if args.show is not None and args.show < 1:
+        raise ConfigError(f"--show: {args.show} is not a number of texts from 1")
     return _prepare(args, PUBLISHED.get(args.name))
 
 
@@ -101,24 +107,19 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
-    from rayfed.config.compose import choices
     from rayfed.config.schema import load_config
     from rayfed.data.preparation import clean
     from rayfed.engine.setup import without_values
     from rayfed.prepare import examination
     from rayfed.prepare.examination import examine
 
-    if args.plot:
-        examination.check_plot(args.plot)
-    if is_folder(args.name) and args.name not in choices("data"):
-        raise ConfigError(
-            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
-            f"python -m rayfed.prepare image_folder --root {args.name}"
-        )
+    _check(args)
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
-    model = without_values(whole)
+    model = without_values(replace(whole, data=config))
+    if args.show and model.tokenizer is None:
+        raise ConfigError(f"--show: shows texts, and {args.name!r} has none; leave it out")
     size = args.image_size or model.size
     with use_screen(screen_of(quiet=args.json)):
         findings = examine(args.name, config, size, model.resize, model.tokenizer)
@@ -126,15 +127,30 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     examination.tell(findings, published, name, size, as_json=args.json)
     if findings.shard is None:
         return 2
+    tell: Callable[[str], None] = (lambda _: None) if args.json else say
+    if args.show:
+        for text in examination.first_texts(findings.shard, config, str(model.tokenizer), args.show):
+            tell(text)
     if args.plot:
         examination.plot(config, whole.seed, findings.shard, args.plot, model.resize, model.tokenizer)
-        if not args.json:
-            say(f"clients: {args.plot}")
+        tell(f"clients: {args.plot}")
     if args.clean:
-        removed = clean(findings.shard.parent, keep=findings.shard)
-        if not args.json:
-            say(examination.cleaning_text(*removed))
+        tell(examination.cleaning_text(*clean(findings.shard.parent, keep=findings.shard)))
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a picture that cannot be written, or a folder in place of a name."""
+    from rayfed.config.compose import choices
+    from rayfed.prepare.examination import check_plot
+
+    if args.plot:
+        check_plot(args.plot)
+    if is_folder(args.name) and args.name not in choices("data"):
+        raise ConfigError(
+            f"{args.name!r} is a folder, and no name of a data set; for your own images write "
+            f"python -m rayfed.prepare image_folder --root {args.name}"
+        )
 
 
 if __name__ == "__main__":

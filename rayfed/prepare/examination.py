@@ -17,9 +17,11 @@ from rayfed.data.data_config import DataConfig, Resize
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby, take_inventory
 from rayfed.data.shards import open_dataset
-from rayfed.data.source import BadImageError, Listing, Source, source_of
+from rayfed.data.source import BadImageError, Listing, Source, source_of, task_of
+from rayfed.data.text import FLAWS, TYPE_BITS, Inputs, Targets
+from rayfed.data.tokens import Tokenized, load_tokenizer
 from rayfed.errors import ConfigError, one_line, printable
-from rayfed.objective import SEGMENTATION
+from rayfed.objective import SEGMENTATION, objective
 from rayfed.terminal.console import say, size
 from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.user_files import check_own
@@ -36,6 +38,7 @@ class Findings:
         unreadable: Key and reason for each image that cannot be decoded.
         shard: File of the prepared data set; None if it was not prepared.
         seconds: Seconds of preparing; 0 if it was prepared before.
+        examples: What the examples are called, such as images.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Findings:
     unreadable: tuple[str, ...]
     shard: Path | None
     seconds: float
+    examples: str = "images"
 
     @property
     def ok(self) -> bool:
@@ -93,6 +97,7 @@ def examine(
         unreadable=tuple(unreadable),
         shard=shard,
         seconds=seconds,
+        examples=objective(task_of(source)).examples,
     )
 
 
@@ -166,7 +171,7 @@ def tell(
         return
     inventory = findings.inventory
     official = any(row.test for row in inventory.rows)
-    columns = ("domain", "classes", "images", *(["test"] if official else []), "published")
+    columns = ("domain", "classes", findings.examples, *(["test"] if official else []), "published")
     rows = []
     for row in inventory.rows:
         known = "-" if row.published is None else f"{row.published:,}"
@@ -184,6 +189,75 @@ def tell(
         say(f"{how}: {findings.shard} ({size(findings.shard.stat().st_size)})")
         if model:
             say(f"for model={model}, with inputs of size {size_of_input}; for another model, add model=NAME")
+
+
+LEARNED = ("‹", "›")
+"""Marks before and behind tokens that a language model learns to write."""
+
+TYPED = "|"
+"""The mark where tokens of another type begin."""
+
+
+def first_texts(shard: Path, config: DataConfig, tokenizer: str, count: int) -> Iterator[str]:
+    """The first texts of a prepared data set, as the model reads them, each with a line about it before it.
+
+    Args:
+        shard: The file of the data set.
+        config: The config section `data`.
+        tokenizer: Folder or name of the model whose tokenizer was used.
+        count: Number of texts.
+    """
+    dataset, words = open_dataset(shard), load_tokenizer(tokenizer)
+    source = with_tokens(source_of(config), config, tokenizer)
+    inputs, targets = dataset.images, dataset.targets
+    assert isinstance(inputs, Inputs)
+    assert isinstance(source, Tokenized)
+    owners = dataset.owners
+    for row in range(min(count, len(dataset))):
+        part = slice(int(inputs.starts[row]), int(inputs.starts[row + 1]))
+        numbers = inputs.tokens[part]
+        ids, types = (numbers & (1 << TYPE_BITS) - 1).tolist(), (numbers >> TYPE_BITS).tolist()
+        learned = targets.learned[part].tolist() if isinstance(targets, Targets) else [0] * len(ids)
+        facts = [source.place(row)]
+        facts += [f"client {owners[row]}"] if owners else []
+        if not isinstance(targets, Targets):
+            scored = targets.dtype.kind == "f"
+            facts += [f"score {targets[row]:g}" if scored else f"class {dataset.classes[int(targets[row])]}"]
+        facts += [
+            f"{len(ids)} tokens",
+            *([f"{sum(learned)} learned"] if isinstance(targets, Targets) else []),
+        ]
+        bits = 0 if dataset.flaws is None else int(dataset.flaws[row])
+        facts += [CUTS[flaw] for place, flaw in enumerate(FLAWS) if bits >> place & 1]
+        text = "".join(_marked(words, ids, learned, types))
+        lines = "\n".join(printable(line) for line in text.split("\n"))
+        yield f"\n{printable(', '.join(facts))}:\n{lines}"
+
+
+CUTS = {
+    "answer": "answer cut",
+    "prompt": "prompt cut",
+    "text": "text cut",
+    "empty": "empty answer",
+    "endless": "an answer without an end that is learned",
+}
+"""Words for the flaws of a text."""
+
+
+def _marked(tokenizer: Any, ids: list[int], learned: list[int], types: list[int]) -> Iterator[str]:
+    """A text in parts, with marks where it begins or ends to be learned, and where types of tokens change."""
+    shown, before, kind = "", 0, 0
+    for place, (flag, own) in enumerate(zip([*learned, 0], [*types, types[-1] if types else 0], strict=True)):
+        if place and flag == before and own == kind and place < len(ids):
+            continue
+        text = tokenizer.decode(ids[:place], clean_up_tokenization_spaces=False)
+        yield text[len(shown) :]
+        shown = text
+        if flag != before:
+            yield LEARNED[0] if flag else LEARNED[1]
+        if own != kind:
+            yield TYPED
+        before, kind = flag, own
 
 
 def _complaints(findings: Findings) -> Iterator[str]:

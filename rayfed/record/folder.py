@@ -73,6 +73,8 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("rayfed-sim", "ray", "torch", "torchvision", "timm", "peft", "scikit-learn", "pyarrow", "numpy")
 TENSORS = Path("model", "params.safetensors")
+LABELS = "labels.json"
+"""File next to the tensors of a classifier with the names of its outputs."""
 EVENTS = "events.jsonl"
 
 

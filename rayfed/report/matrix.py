@@ -196,6 +196,8 @@ def partition(config: Mapping[str, Any]) -> str:
             text += f", largest first: {' '.join(section['order'])}"
         return f"{text}, test images split" if section["split_test"] else text
     clients = f"{count_of(section['clients_per_domain'], 'client')} a domain"
+    if scheme == "natural":
+        return "clients of the data"
     return f"dirichlet {section['alpha']:g}, {clients}" if scheme == "dirichlet" else clients
 
 

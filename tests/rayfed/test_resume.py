@@ -242,7 +242,9 @@ def test_a_folder_that_does_not_exist_is_named_in_resume(tmp_path, capsys):
     assert f"{tmp_path}: holds no run (there is no config.yaml)" in capsys.readouterr().err
     (tmp_path / "sweep.yaml").touch()
     assert main([str(tmp_path)]) == 2
-    assert f"holds a sweep; python -m tune.run resume={tmp_path} continues it" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds a sweep, which is no run" in told
+    assert f"python -m tune.run resume={tmp_path} continues it" in told
 
 
 @pytest.mark.parametrize("more", [(), pytest.param(("rounds=+1",), marks=STEADY)])

@@ -294,6 +294,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "context": (),
     "completion": ("completion", "answer", "response", "output"),
     "messages": ("messages", "conversations"),
+    "tools": ("tools",),
     "client": (),
     "domain": (),
     "category": (),
@@ -310,6 +311,9 @@ class TextTable(TextReader):
     """
 
     columns: Mapping[str, str] | None = None
+
+    fills: ClassVar[bool] = False
+    """Whether the format gives every object all keys that any has, with None where it has no value."""
 
     @property
     def task(self) -> str:
@@ -378,24 +382,31 @@ class TextTable(TextReader):
         """Words for a row, for messages. Args: number: from 0, among those of the split."""
         return f"row {number + 1} of {split} of {self.name}"
 
+    def place(self, key: str) -> str:
+        """Words for a sample, for messages. Args: key: that of the listing."""
+        split, _, number = key.rpartition("/")[2].rpartition("-")
+        return self._place(split, int(number))
+
     def _sample(self, split: str, row: Mapping[str, Any], number: int, test: bool) -> Sample:
         names = self._names
         where = self._place(split, number)
 
         def value(part: str) -> str:
-            found = row.get(names[part])
-            if found is None or (
-                part in ("label", "score", "client", "domain", "category") and str(found) == ""
-            ):
-                raise DataError(f"data.columns.{part}: {where} has no value in {names[part]!r}")
-            return str(found)
+            return text_of(row.get(names[part]), part, where, names[part])
 
         if "messages" in names:
-            text = Text(messages=messages_of(row.get(names["messages"]), where))
+            text = self._conversation(row, "messages", where)
+        elif "completion" in names and _is_list(row.get(names["prompt"]), row.get(names["completion"])):
+            text = self._conversation(row, "prompt", where)
         elif "completion" in names:
-            more = str(row.get(names["context"]) or "") if "context" in names else ""
-            asked = "\n".join(filter(None, (value("prompt"), more)))
+            has_more = "context" in names and row.get(names["context"]) is not None
+            asked = "\n".join(filter(None, (value("prompt"), value("context") if has_more else "")))
             text = Text(text=asked, answer=value("completion"))
+            if "tools" in (self.columns or {}) and row.get(names["tools"]):
+                raise DataError(
+                    f"data.columns.tools: {where} has tools, which only conversations can have; write prompt "
+                    f"and completion as lists of messages"
+                )
         else:
             pair = value("text_pair") if "text_pair" in names else None
             score = number_of(value("score"), where) if "score" in names else None
@@ -409,6 +420,35 @@ class TextTable(TextReader):
             domain=value("domain").replace("/", "-") if "domain" in names else ONE_DOMAIN,
             owner=value("client") if "client" in names else None,
         )
+
+    def _conversation(self, row: Mapping[str, Any], part: str, where: str) -> Text:
+        """The conversation of a row.
+
+        Args:
+            row: Values by column.
+            part: `messages`, or `prompt` where that and the completion are lists of messages.
+            where: The row, for messages.
+
+        Raises:
+            DataError: It is no conversation.
+        """
+        names = self._names
+        told = messages_of(row.get(names[part]), where, part, self.fills)
+        tools = tools_of(row.get(names["tools"]), where, self.fills) if "tools" in names else ()
+        if part == "messages" and not told:
+            raise DataError(f"data.columns.messages: {where} has no message in {names[part]!r}")
+        if part == "messages":
+            return Text(messages=told, tools=tools)
+        if "context" in names and row.get(names["context"]):
+            raise DataError(
+                f"data.columns.context: {where} has a text in {names['context']!r}, and a prompt of "
+                f"messages; write it into a message"
+            )
+        answers = messages_of(row.get(names["completion"]), where, "completion", self.fills)
+        if not answers:
+            column = names["completion"]
+            raise DataError(f"data.columns.completion: {where} has no message in {column!r}")
+        return Text(messages=(*told, *answers), asked=len(told), tools=tools)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,14 +518,14 @@ def _usual(wanted: Mapping[str, str], header: Sequence[str]) -> dict[str, str]:
     has_content = {"text", "prompt", "messages"} & wanted.keys()
     for part, names in PARTS.items():
         known = next((name for name in names if name in header and name not in found.values()), None)
-        if part not in found and known and (part in ("label", "completion") or not has_content):
+        if part not in found and known and (part in ("label", "completion", "tools") or not has_content):
             found[part] = known
     if "messages" in found:
         dropped: tuple[str, ...] = ("text", "prompt", "completion", "label")
     elif "prompt" in found and "completion" in found:
         dropped = ("text", "label")
     else:
-        dropped = ("prompt", "completion", *(("label",) if "score" in wanted else ()))
+        dropped = ("prompt", "completion", "tools", *(("label",) if "score" in wanted else ()))
     return {part: name for part, name in found.items() if part not in dropped or part in wanted}
 
 
@@ -508,24 +548,125 @@ def number_of(value: str, where: str) -> float:
     return found
 
 
-def messages_of(value: Any, where: str) -> tuple[tuple[str, str], ...]:
-    """Role and content of each message of `[{role, content}]`, or of `[{from, value}]`.
+SINGLE = ("label", "score", "client", "domain", "category")
+"""Parts that an empty text is no value of."""
+
+
+def text_of(value: Any, part: str, where: str, column: str) -> str:
+    """The text that a column holds; a number is the text that JSON has for it.
 
     Args:
         value: What the column holds.
+        part: The part that it is.
         where: The row, for messages.
+        column: The column.
+
+    Raises:
+        DataError: It is no text, such as a list, which would be learned as Python writes it.
+    """
+    if value is None or (part in SINGLE and value == ""):
+        raise DataError(f"data.columns.{part}: {where} has no value in {column!r}")
+    if isinstance(value, str) or (part in SINGLE and not isinstance(value, list | dict | tuple)):
+        return str(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    kind = {list: "a list", dict: "an object", bool: "true or false"}.get(type(value), type(value).__name__)
+    if isinstance(value, float):
+        kind = str(value)
+    hint = "; a list of messages is data.columns.messages, or both prompt and completion" * (
+        isinstance(value, list) and part not in SINGLE
+    )
+    raise DataError(f"data.columns.{part}: {where} has {kind} in {column!r}, which is no text{hint}")
+
+
+def _is_list(*values: Any) -> bool:
+    """Whether prompt or completion is a list, so that both must be lists of messages."""
+    return any(isinstance(value, list) or _rows_of(value) != [None] for value in values)
+
+
+def messages_of(
+    value: Any, where: str, part: str = "messages", fills: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """The messages of `[{role, content}]`, or of `[{from, value}]`, as templates take them.
+
+    Content that is a list of parts with texts becomes one text. Whatever else a message holds is kept, such
+    as `tool_calls` and `name`.
+
+    Args:
+        value: What the column holds; also as JSON, where a format has texts only.
+        where: The row, for messages.
+        part: The part that the column is.
+        fills: As of `TextTable`.
 
     Raises:
         DataError: It is something else.
     """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _parse(value, f"{part} of {where}")
     found = []
-    for message in value if isinstance(value, list) else [None]:
+    for message in _rows_of(value):
         known = message if isinstance(message, dict) else {}
-        role, content = known.get("role", known.get("from")), known.get("content", known.get("value"))
-        if role not in ROLES or not isinstance(content, str):
+        role = known.get("role") or known.get("from")
+        content = known.get("content", known.get("value"))
+        more = {k: v for k, v in known.items() if k not in NAMED_PARTS and v is not None}
+        more = without_none(more) if fills else more
+        if content is None and more.get("tool_calls"):
+            content = ""
+        content = _joined(content)
+        if not isinstance(role, str) or role not in ROLES or content is None:
             raise DataError(
-                f"data.columns.messages: {where} is no list of messages with content and a role of user, "
-                f"assistant, system, developer or tool"
+                f"data.columns.{part}: {where} is no list of messages with content, a text or a list of "
+                f"parts of type text, and a role of user, assistant, system, developer or tool"
             )
-        found.append((ROLES[role], content))
+        found.append({"role": ROLES[role], "content": content, **more})
     return tuple(found)
+
+
+def _rows_of(value: Any) -> list[Any]:
+    """The messages of a conversation, also where a data set has them as lists of roles and of contents."""
+    lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else []
+    if lists and len(lists) == len(value) and len({len(each) for each in lists}) == 1:
+        return [dict(zip(value, each, strict=True)) for each in zip(*lists, strict=True)]
+    return value if isinstance(value, list) else [None]
+
+
+NAMED_PARTS = ("role", "from", "content", "value")
+"""Keys of messages for role and content."""
+
+
+def _joined(content: Any) -> str | None:
+    """The text of a message, of one text or of parts; None: it has another content, such as an image."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    parts: list[Any] = [
+        part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
+        for part in content
+    ]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+
+
+def without_none(value: Any) -> Any:
+    """A value without the keys of objects that have None, with which Arrow fills what an object lacks."""
+    if isinstance(value, dict):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    return [without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def tools_of(value: Any, where: str, fills: bool = False) -> tuple[Any, ...]:
+    """The descriptions of functions that the template of a conversation lists.
+
+    Args:
+        value: What the column holds: a list of objects, also as JSON; None: there are none.
+        where: The row, for messages.
+        fills: As of `TextTable`.
+
+    Raises:
+        DataError: It is something else.
+    """
+    if isinstance(value, str):
+        value = _parse(value, f"tools of {where}") if value.strip() else None
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise DataError(f"data.columns.tools: {where} is no list of objects that describe functions")
+    return tuple(without_none(value) if fills else value)

@@ -133,6 +133,10 @@ class HuggingFace(ContentReader):
             f"the folder of the data set, and write their paths from there"
         )
 
+    def place(self, key: str) -> str:
+        """Words for a text, for messages. Args: key: that of the listing."""
+        return self._texts.place(key)
+
     @cached_property
     def _has_texts(self) -> bool:
         named = (self.columns or {}).keys()
@@ -304,6 +308,8 @@ class _Texts(TextTable):
 
     splits: Mapping[str, Any]
     mark: str
+
+    fills: ClassVar[bool] = True
 
     @cached_property
     def _tables(self) -> dict[str, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ class Parquet(TextFiles):
     """Reads Parquet files."""
 
     where: ClassVar[str] = "a Parquet file, or a folder with a file for each split"
+    fills: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
     def _rows(self, path: Path) -> list[dict[str, Any]]:

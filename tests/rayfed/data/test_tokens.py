@@ -59,6 +59,10 @@ def pieces(folder, text):
     return load_tokenizer(str(folder))(text, add_special_tokens=False)["input_ids"]
 
 
+def turns(*told):
+    return tuple({"role": role, "content": content} for role, content in told)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_an_answer_is_learned_and_ends_with_the_end(folders, family):
     folder = folders / family
@@ -134,8 +138,8 @@ def test_a_text_is_had_as_a_whole_and_its_prompt_shortened(folders, side):
 
 
 def test_messages_without_a_template_learn_what_the_assistant_says(folders):
-    told = (("user", "where is my card"), ("assistant", "0 1"), ("user", "what"), ("assistant", "2"))
-    found = tokens(folders / "gpt2", Text(messages=told))
+    told = [("user", "where is my card"), ("assistant", "0 1"), ("user", "what"), ("assistant", "2")]
+    found = tokens(folders / "gpt2", Text(messages=turns(*told)))
     folder = folders / "gpt2"
     asked = [pieces(folder, f"user: {text}\n") for text in ("where is my card", "what")]
     said = [[*pieces(folder, text), END] for text in ("0 1", "2")]
@@ -152,12 +156,9 @@ def test_messages_with_a_template_learn_what_it_puts_after_the_prompt(folders, t
         "{% if add_generation_prompt %}assistant> {% endif %}"
     )
     tokenizer.save_pretrained(tmp_path)
-    found = tokens(tmp_path, Text(messages=(("user", "card"), ("assistant", "0 1"))))
-    assert found.ids.tolist() == [
-        *pieces(tmp_path, "user> card</s>assistant> "),
-        *pieces(tmp_path, "0 1</s>"),
-    ]
-    assert found.ids[found.learned == 1].tolist() == [*pieces(tmp_path, "0 1"), END]
+    found = tokens(tmp_path, Text(messages=turns(("user", "card"), ("assistant", "0 1"))))
+    assert found.ids.tolist() == pieces(tmp_path, "user> card</s>assistant> 0 1</s>")
+    assert found.ids[found.learned == 1].tolist() == [*pieces(tmp_path, " 0 1"), END]  # one token has " 0"
 
 
 def test_an_empty_answer_and_one_without_an_end_are_marked(folders, tmp_path):
@@ -169,7 +170,7 @@ def test_an_empty_answer_and_one_without_an_end_are_marked(folders, tmp_path):
             "{% if add_generation_prompt %}assistant> {% endif %}"
         )
         tokenizer.save_pretrained(tmp_path)
-        assert tokens(tmp_path, Text(messages=(("user", "card"), ("assistant", "0 1")))).flaws == flaws
+        assert tokens(tmp_path, Text(messages=turns(("user", "card"), ("assistant", "0 1")))).flaws == flaws
 
 
 def test_without_an_answer_the_whole_text_is_learned(folders):

@@ -25,6 +25,9 @@ ROWS = [
 COLUMNS = {"text": "body", "label": "kind", "client": "user", "domain": "site"}
 
 
+TOLD = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+
+
 def source(name, root, **options):
     config = load_config([f"data={name}", f"data.root={root}", "algorithm=fedavg"]).data
     return make_source(replace(config, **options))
@@ -111,7 +114,7 @@ def test_a_list_of_lists_has_the_samples_of_a_client_each(tmp_path):
     told = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     (tmp_path / "told.json").write_text(json.dumps([[{"conversations": told}]]))
     found = source("jsonl", tmp_path / "told.json", columns={"client": "client"})
-    assert texts_of(found, found.scan()) == [Text(messages=(("user", "a"), ("assistant", "b")))]
+    assert texts_of(found, found.scan()) == [Text(messages=TOLD)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
@@ -188,13 +191,13 @@ def test_a_folder_has_a_file_for_each_split(tmp_path):
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
             None,
             LANGUAGE_MODELING,
-            Text(messages=(("user", "a"), ("assistant", "b"))),
+            Text(messages=TOLD),
         ),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
             None,
             LANGUAGE_MODELING,
-            Text(messages=(("user", "a"), ("assistant", "b"))),
+            Text(messages=TOLD),
         ),
     ],
 )
@@ -465,4 +468,9 @@ def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path):
 
 def test_roles_of_tools_and_developers_are_known():
     told = [{"role": role, "content": "x"} for role in ("developer", "user", "tool", "assistant")]
-    assert [role for role, _ in messages_of(told, "row 1")] == ["system", "user", "tool", "assistant"]
+    assert [message["role"] for message in messages_of(told, "row 1")] == [
+        "system",
+        "user",
+        "tool",
+        "assistant",
+    ]

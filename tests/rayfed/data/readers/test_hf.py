@@ -249,7 +249,11 @@ TOLD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
             Text(text="one", pair="1"),
         ),
         ({"prompt": "text", "completion": "other"}, LANGUAGE_MODELING, Text(text="one", answer="1")),
-        ({"messages": "chat"}, LANGUAGE_MODELING, Text(messages=(("user", "a"), ("assistant", "b")))),
+        (
+            {"messages": "chat"},
+            LANGUAGE_MODELING,
+            Text(messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})),
+        ),
     ],
 )
 def test_columns_of_texts_are_read_as_in_a_table(tmp_path, columns, task, first):
