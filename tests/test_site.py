@@ -225,3 +225,15 @@ def test_the_site_builds_without_a_warning_and_without_a_request_to_other_hosts(
     loaded = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(?:https?:)?//")
     for page in Path(tmp_path / "site").rglob("*.html"):
         assert not loaded.search(page.read_text()), page
+
+
+def test_links_of_pages_work_in_a_clone():
+    """What is generated for the site has a source in the clone to which the page links."""
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in hook.MOVED)]
+    links = [(page, target) for page in pages for target in LINK.findall(page.read_text())]
+    inside = [(page, target) for page, target in links if "://" not in target and "mailto:" not in target]
+    assert len(inside) > 100
+    assert not [f"{page.name}: {target}" for page, target in inside if not (page.parent / target).exists()]
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")

@@ -547,8 +547,11 @@ class Worker:
         return move({n: v for n, v in self._start.items() if n not in own}, HOST)
 
     def checksum(self) -> str:
-        """Digest of the frozen weights: they must never change."""
-        return checksum(self._model)
+        """Digest of everything that calls must leave alone: frozen weights, and what is put back."""
+        self._put_back()
+        travels = {entry.path for entry in self._model.tensors().values() if entry.is_trained}
+        fixed = {n: b for n, b in self._model.named_buffers() if n not in travels}
+        return checksum(self._model, fixed)
 
     def call(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
         """Run one call of a client; changes nothing but the returned values.

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -136,20 +137,27 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
     _check_no_meta(model)
 
 
-def checksum(model: nn.Module) -> str:
-    """sha256 of the frozen parameters: global names, types, shapes and bytes, in the order of the names."""
+def checksum(model: nn.Module, besides: Mapping[str, Tensor] = MappingProxyType({})) -> str:
+    """sha256 of the frozen parameters: global names, types, shapes and bytes, in the order of the names.
+
+    Args:
+        model: The model.
+        besides: Other tensors of it that count, by name.
+    """
     moves = _moves(model)
     frozen = {
         global_name(name): p
         for name, p in model.named_parameters()
         if not p.requires_grad and name not in moves
     }
+    frozen |= {global_name(name): value for name, value in besides.items()}
     out = hashlib.sha256()
     for name in sorted(frozen):
         value = frozen[name].detach().cpu().contiguous()
         kind = str(value.dtype).removeprefix("torch.")
         out.update(f"{name}|{kind}|{tuple(value.shape)}|".encode())
-        out.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        if value.numel():  # torch cannot view an empty array of NumPy as bytes
+            out.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return out.hexdigest()
 
 

@@ -355,6 +355,24 @@ def test_placement_changes_nothing_where_passes_move_something(net, ray_cluster)
         assert there.clients.loss.tolist() == here.clients.loss.tolist()
 
 
+@pytest.mark.parametrize("net", STATEFUL)
+def test_after_each_call_everything_but_what_travels_is_as_before(net):
+    from rayfed.engine.loop import make_cohort
+    from rayfed.engine.setup import prepare
+    from rayfed.executors.inline import InlineExecutor
+
+    own = {"rounds": 2, "cluster": "inline", "tuning": "full", "train": RATE}
+    setup = prepare(rayfed.Experiment(method="fedavg", model=net, data=clients(), **own).config())
+    executor, experiment = InlineExecutor(setup.world, setup.weights), setup.experiment
+    before, state = executor.worker.checksum(), experiment.server.start(setup.start)
+    attributes = [dict(vars(module)) for module in executor.worker._model.net.modules()]
+    for round in range(2):
+        state = experiment.server.round(state, make_cohort(experiment, executor, round), experiment.local)
+        assert executor.worker.checksum() == before
+    for held, module in zip(attributes, executor.worker._model.net.modules(), strict=True):
+        assert all(vars(module)[name] is value for name, value in held.items() if name != "training")
+
+
 @pytest.mark.parametrize("net", [Teacher, Average, Counts, Bank, Norm, Plain])
 def test_the_network_of_the_user_stays_as_it_is_and_runs_repeat(net):
     own = net()
