@@ -66,7 +66,7 @@ class Ditto(Local):
         client.store[OWN] = client.params()
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
-        client.load(client.store[OWN])
+        client.load(client.store.get(OWN, {}))
 
 
 def personal_loss(

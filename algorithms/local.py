@@ -39,7 +39,7 @@ class LocalOnly(Local):
         return client.update(params={}, metrics=update.metrics)
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
-        client.load(client.store["own"])
+        client.load(client.store.get("own", {}))
 
 
 METHOD = Method(server=NoBroadcast, local=LocalOnly)

@@ -26,9 +26,11 @@ from rayfed.terminal.table_formats import fit_width, terminal_width
 from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
+    from rayfed.client_facts import Splits
     from rayfed.config.schema import Config
     from rayfed.engine.measure_client import Measurement
     from rayfed.engine.setup import Setup
+    from rayfed.evaluation.test_sets import EvaluationSet
     from rayfed.executors.cluster import ActorPlan
     from rayfed.models.backbone import Backbone
 
@@ -296,7 +298,10 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
     units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference
     splits = setup.world.splits
     images = sum(len(splits[s.id]["test"]) for s in experiment.sets)
-    images += sum(len(splits[name]["val"]) for name in experiment.validate)
+    val = experiment.validation_split
+    images += _number_of_examples(experiment.validate, splits, val)
+    images += _number_of_examples(experiment.personal, splits, setup.world.personal_split)
+    images += _number_of_examples(experiment.validate_personal, splits, val)
     scoring = measured.scoring_s * images / (measured.scored or 1) / lanes
     every = experiment.evaluate_every
     scored = -(-experiment.rounds // every) if every else 0
@@ -307,6 +312,17 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
         first_round_s=first + scoring,
         total_s=first + later * (experiment.rounds - 1) + scoring * scored,
     )
+
+
+LOOKED_AT = 1000
+"""Sets whose examples are counted; of more, as many are."""
+
+
+def _number_of_examples(sets: Sequence[EvaluationSet], splits: Mapping[str, Splits], split: str) -> int:
+    """About how many examples a split of these sets has."""
+    looked = sets[:: max(1, -(-len(sets) // LOOKED_AT))]
+    found = sum(len(splits[one.id].get(split, ())) for one in looked)
+    return round(found * len(sets) / max(len(looked), 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.user_objects import find, import_or_none, is_own
@@ -76,9 +75,20 @@ class Objective:
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
         """Metrics that have no value for one example, by name: functions of all outputs and targets of a set.
 
-        They may return NaN where the targets of a set do not define them; then the set has no score.
+        They may return NaN where a set does not define them. Those of a domain and of a run are over the
+        examples of all its sets.
         """
         return {}
+
+    @property
+    def by_set(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        """The loss and metrics of which `values` has none for each example, by name: functions of a set."""
+        return {}
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """Names in `by_set` that are no means over examples: computed for a set at once, not in `sums`."""
+        return frozenset()
 
     def layout(self, size: int) -> np.dtype[Any]:
         """Data type of a prepared example: `input`, and `target` where the target is more than one label.
@@ -150,6 +160,10 @@ class Objective:
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The summands of `sums`, by name: one value for each example, shape (B,)."""
         return {"loss": self.losses(output, y), self.metric: (output.argmax(-1) == y).float()}
+
+    def check(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The loss and the metrics of each example, where there are such; raises where one is unusable."""
+        return self.values(output, y)
 
 
 @dataclass(frozen=True)
@@ -294,13 +308,15 @@ class Task:
     """A task of a user: a loss and metrics.
 
     Functions get the outputs of the network, shape (B, ...), and the targets, shape (B, ...), and return one
-    number for each example, shape (B,). A loss may also return its mean over the batch.
+    number for each example, shape (B,). A loss may also return one for the batch. Where that is not the mean
+    over its examples (`rayfed.engine.tried_loss`), the loss of a set is computed from all its examples.
 
     Attributes:
         loss: What training makes small.
         metrics: Metrics for each example, by name; the first metric is the one in tables and figures.
         over_set: Metrics over all examples of a set, such as AUC, by name, which return one number; NaN: the
-            set does not define it. Without `metrics`, the first is the one in tables and figures.
+            set does not define it. Those of a domain and of a run are over the examples of all their clients.
+            Without `metrics`, the first is the one in tables and figures.
         smaller: Names of metrics of which smaller scores are better.
         percent: Names of metrics that are shares, which are shown in percent.
         name: Name of the task in messages.
@@ -329,20 +345,30 @@ class Task:
 
 
 class OwnObjective(Objective):
-    """The objective of a `Task`."""
+    """The objective of a `Task`.
+
+    Attributes:
+        kinds: What is known of the loss and the metrics, by name, `loss` included: `row`: it has a number
+            for each example, which does not depend on the others; `mean`: it is the mean of those of the
+            examples; others are computed for all examples of a set at once.
+    """
 
     by_example: ClassVar[bool] = False  # the loss of a user may be a mean over the batch already
     joins: ClassVar[bool] = False
     _of: Task
     _texts: Objective | None
+    kinds: Mapping[str, str]
 
-    def __init__(self, task: Task, texts: Objective | None = None) -> None:
-        """Args: task: the loss and the metrics. texts: the task that data of texts have without it."""
+    def __init__(
+        self, task: Task, texts: Objective | None = None, kinds: Mapping[str, str] | None = None
+    ) -> None:
+        """Args: task: the loss and the metrics. texts: the task of texts without it. kinds: see above."""
         metric = next(iter([*task.metrics, *task.over_set]))
         of_texts = {"examples": texts.examples, "pixels": False, "tokens": True} if texts else {}
         own = {
             "_of": task,
             "_texts": texts,
+            "kinds": dict(kinds or {}),
             "task": task.name,
             "metric": metric,
             "examples": "examples",
@@ -353,7 +379,7 @@ class OwnObjective(Objective):
         learn(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OwnObjective, (self._of, self._texts)
+        return OwnObjective, (self._of, self._texts, self.kinds)
 
     @property
     def reads(self) -> str:
@@ -361,7 +387,24 @@ class OwnObjective(Objective):
 
     def of_texts(self, texts: Objective) -> OwnObjective:
         """The same loss and metrics for texts. Args: texts: the task that the data have without them."""
-        return OwnObjective(self._of, texts)
+        return OwnObjective(self._of, texts, self.kinds)
+
+    def with_kinds(self, kinds: Mapping[str, str]) -> OwnObjective:
+        """The same, where this is known of the loss and the metrics."""
+        return OwnObjective(self._of, self._texts, kinds)
+
+    @property
+    def functions(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        """The loss, as `loss`, and the metrics for each example."""
+        return {"loss": self._of.loss, **self._of.metrics}
+
+    @property
+    def by_set(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        return {name: of for name, of in self.functions.items() if self.kinds.get(name) != "row"}
+
+    @property
+    def whole(self) -> frozenset[str]:
+        return frozenset(name for name in self.functions if self.kinds.get(name) not in ("row", "mean"))
 
     def __repr__(self) -> str:
         return f"OwnObjective({self._of!r})"
@@ -375,29 +418,40 @@ class OwnObjective(Objective):
         return self._of.loss(output, y).mean()
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets of the user's shapes."""
-        return {name: each.sum() for name, each in self.values(output, y).items()}
+        """As in `Objective`, without what is computed for a whole set; of the user's shapes."""
+        sums = {name: each.sum() for name, each in self.values(output, y).items()}
+        means = {name: of for name, of in self.by_set.items() if name not in self.whole}
+        return sums | {name: of(output, y).float() * len(y) for name, of in means.items()}
 
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`; a loss that is a mean over the batch counts for each of its examples.
+        """As in `Objective`, of what has a number for each example.
 
         Raises:
             ConfigError: A function returned neither one number for each example nor one for each part of it.
         """
-        loss = self._of.loss(output, y)
-        values = {"loss": loss.expand(len(y)) if loss.ndim == 0 else loss}
-        for name, metric in self._of.metrics.items():
-            values[name] = metric(output, y)
-        for name, each in values.items():
-            fits = each.ndim > 0 and len(each) == len(y)
-            if not fits or (each.ndim > 1 and each.shape not in (output.shape, y.shape)):
-                where = "task.loss" if name == "loss" else f"task.metrics[{name!r}]"
-                raise ConfigError(
-                    f"{where} returned shape {tuple(each.shape)} for outputs of shape {tuple(output.shape)} "
-                    f"and targets of shape {tuple(y.shape)}; return one number for each example, shape "
-                    f"({len(y)},)"
-                )
-        return {name: each.float().reshape(len(y), -1).mean(1) for name, each in values.items()}
+        known = {name: of for name, of in self.functions.items() if self.kinds.get(name) == "row"}
+        return {name: _by_row(name, of(output, y), output, y) for name, of in known.items()}
+
+    def check(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = {name: of(output, y) for name, of in self.functions.items()}
+        whole = ("loss",) if found["loss"].ndim == 0 else ()
+        return {name: _by_row(name, each, output, y) for name, each in found.items() if name not in whole}
+
+
+def _by_row(name: str, found: Tensor, output: Tensor, y: Tensor) -> Tensor:
+    """One number for each example, shape (B,), from what a function of a `Task` returned.
+
+    Raises:
+        ConfigError: It has another shape.
+    """
+    fits = found.ndim > 0 and len(found) == len(y)
+    if not fits or (found.ndim > 1 and found.shape not in (output.shape, y.shape)):
+        where = "task.loss" if name == "loss" else f"task.metrics[{name!r}]"
+        raise ConfigError(
+            f"{where} returned shape {tuple(found.shape)} for outputs of shape {tuple(output.shape)} "
+            f"and targets of shape {tuple(y.shape)}; return one number for each example, shape ({len(y)},)"
+        )
+    return found.float().reshape(len(y), -1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -541,25 +595,33 @@ SHARES = {o.metric for o in OBJECTIVES.values() if o.percent}
 SMALLER = {o.metric for o in OBJECTIVES.values() if not o.larger}
 """Metrics of which smaller scores are better."""
 
+SMALLER_IS_BETTER = ("sigma", "loss", "perplexity", "bytes", "seconds", "time", "variance")
+"""Words in the names of columns of which smaller values are better, whatever the metric."""
+
+POOLED = {name for o in OBJECTIVES.values() for name in o.over_set}
+"""Metrics over all examples of a set (`Objective.over_set`): that of a run is no mean over its clients."""
+
 
 def learn(about: Objective | Mapping[str, Any]) -> None:
     """Let this process know the metric of a task of a user, or of one that a run folder describes.
 
     Args:
-        about: The objective, or its attributes `metric`, `larger` and `percent`.
+        about: The objective, or its attributes `metric`, `larger` and `percent`, and whether it is `pooled`.
     """
     own = score_facts(about) if isinstance(about, Objective) else about
-    name = str(own["metric"])
+    name, pooled = str(own["metric"]), bool(own.get("pooled"))
     if name not in METRICS:
         METRICS.append(name)
-        for names, wanted in ((SHARES, bool(own["percent"])), (SMALLER, not own["larger"])):
+        kinds = ((SHARES, bool(own["percent"])), (SMALLER, not own["larger"]), (POOLED, pooled))
+        for names, wanted in kinds:
             if wanted:
                 names.add(name)
 
 
 def score_facts(objective: Objective) -> dict[str, Any]:
     """Facts about the metric that a run writes, so that others can show it: the argument of `learn`."""
-    return {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
+    facts = {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
+    return {**facts, "pooled": objective.metric in objective.over_set}
 
 
 def is_larger_better(metric: str) -> bool:
@@ -636,10 +698,3 @@ def _one_hot(y: Tensor, classes: int) -> Tensor:
     import torch.nn.functional as F
 
     return F.one_hot(y, classes).movedim(-1, 1).float()
-
-
-def symbols(rows: npt.NDArray[Any] | Tensor) -> Tensor:
-    """Stored symbols, shape (B, length), as an int64 tensor for a model, on the same device."""
-    import torch
-
-    return torch.as_tensor(rows).long()

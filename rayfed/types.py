@@ -205,6 +205,8 @@ class Update:
         rows: Examples in these batches, those drawn several times counted each time.
         tokens: Tokens of texts in these batches, without pads.
         learned: Of these, those that a language model learned, such as the tokens of answers.
+        scored: What a scoring of several clients together needs, on the CPU: outputs and targets of their
+            test sets, or counts by class. No method sees it, and it is not counted as traffic.
     """
 
     client: str
@@ -217,6 +219,7 @@ class Update:
     rows: int = 0
     tokens: int = 0
     learned: int = 0
+    scored: Mapping[str, Tensor] = field(default_factory=dict)
 
     def num_bytes(self) -> int:
         """Bytes the client uploads: tensors in `params` and `extra`."""

@@ -29,7 +29,7 @@ SUBJECTS = {
     "rayfed/data": {"malformed", "malformed_folders", "streaming"},
     "rayfed/data/readers": {"layouts"},
     "rayfed/engine": {
-        *("batch_norm", "damage", "disasters", "endings"),
+        *("batch_norm", "damage", "deployed", "disasters", "endings"),
         *("missing", "nonfinite", "population", "other_tasks", "placement", "precision", "texts"),
     },
     "rayfed/executors": {"dashboard", "device_memory"},

@@ -60,7 +60,7 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
     Raises:
         ConfigError: A value is wrong; the message has the key, its value and what is allowed.
     """
-    if "val_accuracy" in sweep.objectives:
+    if _validates(sweep):
         overrides = ("evaluation.validation=true", *overrides)
     base = Base(overrides, file)
     space = sweep.read_space()
@@ -90,13 +90,22 @@ def _check_one_method(base: Base) -> None:
         )
 
 
+VALIDATED = ("val_", "global_val_")
+"""Beginnings of the names of columns of validation."""
+
+
+def _validates(sweep: Sweep) -> bool:
+    return any(name.startswith(VALIDATED) for name in sweep.objectives)
+
+
 def _check_objectives(sweep: Sweep, config: Config) -> None:
     if config.protocol != "single":
         raise ConfigError(f"protocol: {config.protocol!r} is several runs; a sweep needs protocol=single")
     if not config.evaluation.every:
         raise ConfigError("evaluation.every: 0 scores nothing, so there is no objective; set it to 1")
-    if "val_accuracy" in sweep.objectives and not config.evaluation.validation:
-        raise ConfigError("objective: val_accuracy needs evaluation.validation=true")
+    if _validates(sweep) and not config.evaluation.validation:
+        name = next(name for name in sweep.objectives if name.startswith(VALIDATED))
+        raise ConfigError(f"objective: {name} needs evaluation.validation=true")
     if sweep.schedule.name != "none" and sweep.schedule.grace > config.rounds:
         raise ConfigError(
             f"scheduler.grace: {sweep.schedule.grace} is more than the {config.rounds} rounds of a trial"

@@ -22,7 +22,7 @@ from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
-from rayfed.experiment.single_run import last_words
+from rayfed.experiment.single_run import classes_in_words, last_words
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import claim, claim_again
 from rayfed.terminal.console import say, stage
@@ -114,6 +114,8 @@ def run_sweep(
         most, size = _room(search, setups[0], tell)
         if url:
             tell(f"Ray dashboard: http://{url}")
+        if tested := classes_in_words(setups[0]):
+            tell(tested)
         if not continues:
             held.enter_context(claim(search.path, "", kind="sweep"))
             search = _at_home(search)

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from rayfed.config.check_keys import parse
 from rayfed.config.compose import folder
 from rayfed.errors import ConfigError, unknown
-from rayfed.objective import is_larger_better, metric_in
+from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in
 from rayfed.types import Count
 from rayfed.user_files import parse_value, read_file, user_path
 from tune.experiment import check_searchable
@@ -20,7 +20,6 @@ from tune.space import Space, read_space, with_numbers
 Direction = Literal["max", "min"]
 SearcherName = Literal["tpe", "nsga2", "random"]
 SchedulerName = Literal["none", "asha", "median"]
-SMALLER_IS_BETTER = ("sigma", "loss", "bytes", "seconds", "time", "variance")
 
 
 @dataclass(frozen=True, kw_only=True)

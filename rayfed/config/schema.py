@@ -101,14 +101,18 @@ class EvaluationConfig:
     """The section `evaluation`: which models are scored, and when.
 
     Attributes:
-        every: Score the global model in every n-th round and in the last one; 0: never.
-        clients: Number of clients whose test sets are scored with the global model, drawn once by the seed
-            and so the same for all methods; all: every client's.
-        personal: Also score the personal model of each client, on its own split.
+        every: Score models in every n-th round and in the last one; 0: never.
+        clients: Number of clients whose test sets are scored, drawn once by the seed and so the same for all
+            methods; all: every client's.
+        personal: Also score the personal model of each client, on its own split: in a round that is due those
+            of all clients that `clients` names, of which those that do not train in it have what they keep,
+            or what the method makes of the present global model.
         personal_split: That split: `test`, or `val`, on which FFT-GP scores personal models; a round that is
             selected by the same split makes these scores optimistic.
-        validation: Also score the global model on the validation splits of the clients, by which a round can
-            be selected.
+        validation: Also score the model that the method deploys on validation examples, by which a round or
+            a trial can be selected: `clients` or true: on each client's own, whose classes are those of its
+            training examples; `domains`: on those of all clients of its domain, as a test set is that they
+            share.
         ties: Of the rounds with the highest validation score, the one that leave_one_out reports: the first,
             as in FedCLIP's code, or the last, as in the code of GA, which FFT-GP follows.
         local_steps: Clients that never train (`data.unseen_clients`) are also scored after this many
@@ -128,7 +132,7 @@ class EvaluationConfig:
     clients: Literal["all"] | Count = "all"
     personal: bool = False
     personal_split: Literal["test", "val"] = "test"
-    validation: bool = False
+    validation: bool | Literal["clients", "domains"] = False
     ties: Literal["first", "last"] = "first"
     local_steps: Annotated[int, Ge(0)] = 0
     model_of: str | None = None

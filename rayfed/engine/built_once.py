@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
@@ -63,6 +64,7 @@ class Built:
         rank: Rank of the LoRA adapters that train; 0: there are none.
         can_checkpoint: Activations can be computed again between the blocks, which saves memory.
         features: SHA-256 digest of the weights, where the features of frozen parts are kept; else empty.
+        tried: Outputs for some examples and their targets, where the loss is a user's and is tried with them.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
@@ -80,6 +82,7 @@ class Built:
     rank: int
     can_checkpoint: bool
     features: str
+    tried: tuple[Tensor, Tensor] | None = None
 
     def depth(self, by_block: bool) -> int:
         """Number of blocks that capacities of clients count.

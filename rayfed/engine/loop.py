@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,10 +23,20 @@ from rayfed.errors import (
     place_of,
     shown,
 )
-from rayfed.evaluation.metrics import Evaluation, Round, Score, evaluation, personal, summary
+from rayfed.evaluation.metrics import Evaluation, Round, evaluation, of_deployed, summary
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
-from rayfed.federation.client_tasks import INSTEAD, SETS, adapt, evaluate, evaluate_pack
-from rayfed.federation.cohort import Cohort, Cost, Federation, Ledger
+from rayfed.federation.client_tasks import (
+    BY_CLASS,
+    INSTEAD,
+    PERSONAL,
+    SETS,
+    VALIDATED,
+    adapt,
+    deployed,
+    evaluate,
+    evaluate_pack,
+)
+from rayfed.federation.cohort import Answer, Cohort, Cost, Federation, Ledger
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy_accountant import Privacy
@@ -34,7 +44,7 @@ from rayfed.federation.sampling import Sampling, sample
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, Objective, metric_of
 from rayfed.types import Params, ServerState, Update
 
 
@@ -116,7 +126,9 @@ def adaptation_of(config: Config, server: Server, partition: Partition) -> Adapt
     return Adaptation(sets=unseen_sets(partition, config.evaluation.clients, config.seed), steps=steps)
 
 
-def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: ServerState) -> Evaluation:
+def score_adapted(
+    wanted: Adaptation, local: Local, cohort: Cohort, state: ServerState, goal: Objective
+) -> Evaluation:
     """Scores of the models that unseen clients would deploy after a few steps from the global model.
 
     Every evaluation begins anew: a client keeps nothing of it. It receives what every client receives in a
@@ -128,6 +140,7 @@ def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: Serve
         local: Client half of the method, which trains.
         cohort: Clients of the round.
         state: State of the server after the round.
+        goal: The task.
     """
     ids = tuple(one.id for one in wanted.sets)
     task = partial(adapt, local=local, steps=wanted.steps)
@@ -138,7 +151,7 @@ def score_adapted(wanted: Adaptation, local: Local, cohort: Cohort, state: Serve
         answers = {}
     if len(answers) < len(ids):
         cohort.measure(**{f"{TAG}_missing": float(len(ids) - len(answers))})
-    return evaluation(wanted.sets, answers)
+    return evaluation(wanted.sets, answers, goal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +166,14 @@ class Training(Federation):
         sampling: How cohorts are drawn: `clients_per_round` uniformly, each client independently with the
             same probability (poisson), or one client of each domain.
         rates: Learning rate of the clients in each round, for the rows; empty: it does not change.
-        evaluate_every: Score the global model in every n-th round and in the last one; 0: never.
-        validate: What else the global model is scored on: the validation splits of these clients or sets,
-            each with the number of clients that it counts for.
+        evaluate_every: Score models in every n-th round and in the last one; 0: never.
+        objective: The task, with its metrics over the examples of several test sets.
+        population: Number of clients that train and are scored; 0: as many as `clients`.
+        personal: Test sets of the clients whose personal models are scored in these rounds; empty: of none.
+        validate: What else is scored: `validation_split` of these clients or sets, with the global model.
+        validate_personal: The same with the models that the clients would deploy; empty: they deploy the
+            global one.
+        validation_split: Name of that split.
         capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
         packs: Small test sets that are scored in shared batches.
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
@@ -171,7 +189,12 @@ class Training(Federation):
     sampling: Sampling = "uniform"
     rates: tuple[float, ...] = ()
     evaluate_every: int = 1
-    validate: Mapping[str, int] = field(default_factory=dict)
+    objective: Objective = field(default_factory=Objective)
+    population: int = 0
+    personal: tuple[EvaluationSet, ...] = ()
+    validate: tuple[EvaluationSet, ...] = ()
+    validate_personal: tuple[EvaluationSet, ...] = ()
+    validation_split: str = "val"
     capacity: Mapping[str, int] | None = None
     packs: tuple[Pack, ...] = ()
     privacy: Privacy | None = None
@@ -184,7 +207,6 @@ def run_rounds(
     executor: Executor,
     start: Params,
     state: ServerState | None = None,
-    known: Mapping[str, Score] | None = None,
 ) -> Iterator[Round]:
     """Run the rounds of an experiment, and yield each when it is finished.
 
@@ -193,11 +215,9 @@ def run_rounds(
         executor: Runs the calls of clients; it must hold the client stores that belong to `state`.
         start: Initial values of all tensors that are sent and trained.
         state: State of the server after an earlier round, to continue from; None: begin with the first round.
-        known: Last known scores of the clients' personal models at that round.
     """
     first = 0 if state is None else state.round + 1
     state = state or experiment.server.start(start)
-    own = Evaluation(clients=known, domains={}, held_out={}) if known else None
     for r in range(first, experiment.rounds):
         started = time.perf_counter()
         cohort = make_cohort(experiment, executor, r, state.virtual_time)
@@ -211,8 +231,6 @@ def run_rounds(
         state = close_round(experiment, state, cohort, after)
         trained = time.perf_counter()
         scores = scores_of(experiment, cohort, state)
-        if own := personal(own, cohort.ledger.scores, experiment.clients):
-            scores["personal"] = own
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
         if experiment.rates:
             row["lr"] = experiment.rates[r]
@@ -252,10 +270,54 @@ def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[
     if is_due(experiment.evaluate_every, cohort.round, experiment.rounds):
         scores["global"] = score_global(experiment, cohort, state)
         if experiment.adapting:
-            scores["adapted"] = score_adapted(experiment.adapting, experiment.local, cohort, state)
+            goal = experiment.objective
+            scores["adapted"] = score_adapted(experiment.adapting, experiment.local, cohort, state, goal)
+        answers: list[Answer | Update] = []
+        if experiment.personal and experiment.server.trains:
+            answers = ask_deployed(experiment, cohort, state)
+            if (own := _of_deployed(experiment, experiment.personal, answers, PERSONAL)).clients:
+                scores["personal"] = own
         if experiment.validate:
-            cohort.measure(**validation(experiment, cohort, state))
+            cohort.measure(**validation(experiment, cohort, state, answers))
     return scores
+
+
+def ask_deployed(experiment: Training, cohort: Cohort, state: ServerState) -> list[Answer | Update]:
+    """Answers with the scores of the models that clients would deploy, of all whose scores are wanted.
+
+    A client that trained in this round has scored its model after its training. Each other one scores what it
+    would deploy: what it kept for itself, or what the method makes of the present global model. This traffic
+    is not counted as the method's; how many have no score is recorded as `report_personal_missing`.
+
+    Args:
+        experiment: The experiment.
+        cohort: Clients of the round, with what they answered.
+        state: State of the server after the round.
+    """
+    answers: list[Answer | Update] = [*cohort.ledger.scores]
+    known = of_deployed(answers, PERSONAL).keys() | of_deployed(answers, VALIDATED).keys()
+    wanted = {one.id for one in (*experiment.personal, *experiment.validate_personal)}
+    rest = tuple(experiment.clients.in_order(wanted - known))
+    if not rest:
+        return answers
+    capacity = experiment.capacity
+    if capacity is None:
+        capacity = draw_capacities(rest, experiment.depth, experiment.seed, cohort.round)
+    asked = replace(cohort, ids=rest, ledger=Ledger(), faults=None, capacity=capacity)
+    sent = {cid: state.broadcast(blocks=asked.prefix(cid)) for cid in rest}
+    found: Sequence[Update] = ()
+    with suppress(NobodyAnsweredError):
+        found = asked.run(partial(deployed, local=experiment.local), sent, tag="report_personal")
+    if len(found) < len(rest):
+        cohort.measure(report_personal_missing=float(len(rest) - len(found)))
+    return [*answers, *found]
+
+
+def _of_deployed(
+    experiment: Training, sets: tuple[EvaluationSet, ...], answers: Sequence[Answer | Update], name: str
+) -> Evaluation:
+    """Scores of the models that clients would deploy. Args: name: as of `of_deployed`."""
+    return evaluation(sets, of_deployed(answers, name), experiment.objective, len(experiment.clients))
 
 
 @contextmanager
@@ -388,11 +450,11 @@ def score_global(
     """
     ids = tuple(s.id for s in experiment.sets)
     answers = score_on(experiment, cohort, ids, state, "test", "report", instead or {})
-    others = {name for a in answers.values() for name in a.metrics} - {*METRICS, "loss", "num"}
-    for name in sorted(others):  # metrics of further predictions, such as that of the last exit
-        values = [a.metrics[name] for a in answers.values() if name in a.metrics]
-        cohort.measure(**{name: sum(values) / len(values)})
-    return evaluation(experiment.sets, answers)
+    return evaluation(experiment.sets, answers, experiment.objective, _population(experiment))
+
+
+def _population(experiment: Training) -> int:
+    return experiment.population or len(experiment.clients)
 
 
 def score_on(
@@ -431,29 +493,59 @@ def score_on(
         with suppress(NobodyAnsweredError):
             together = cohort.for_reporting(tuple(packed))
             for answer in together.run(partial(evaluate_pack, split=split), sent, tag=tag):
-                answers += unpack(packed[answer.client], answer)
+                answers += unpack(packed[answer.client], answer, experiment.objective)
     if len(answers) < len(ids):
         cohort.measure(**{f"{tag}_missing": float(len(ids) - len(answers))})
     return {answer.client: answer for answer in answers}
 
 
-def unpack(pack: Pack, answer: Update) -> Iterator[Update]:
-    """The answers of the sets of a pack."""
+def unpack(pack: Pack, answer: Update, goal: Objective) -> Iterator[Update]:
+    """The answers of the sets of a pack, with the metrics that they define. Args: goal: the task."""
     columns = {name: values.tolist() for name, values in answer.extra[SETS].items()}
+    sizes = list(pack.sizes.values())
+    kept = {
+        what: list(values if what == BY_CLASS else values.split(sizes))
+        for what, values in answer.scored.items()
+    }
     for place, (name, num) in enumerate(pack.sizes.items()):
-        metrics = {"num": num, **{metric: values[place] for metric, values in columns.items()}}
-        yield Update(client=name, num_examples=num, metrics=metrics)
+        own = {metric: values[place] for metric, values in columns.items()}
+        undefined = {metric for metric in goal.over_set if own[metric] != own[metric]}  # NaN
+        metrics = {"num": num, **{metric: value for metric, value in own.items() if metric not in undefined}}
+        scored = {what: values[place] for what, values in kept.items()}
+        yield Update(client=name, num_examples=num, metrics=metrics, scored=scored)
 
 
-def validation(experiment: Training, cohort: Cohort, state: ServerState) -> dict[str, float]:
-    """Metric and loss of the global model on the validation splits, as `val_<metric>` and `val_loss`.
+def validation(
+    experiment: Training, cohort: Cohort, state: ServerState, answers: Sequence[Answer | Update]
+) -> dict[str, float]:
+    """Metrics and loss on the validation examples, as `val_<metric>` and `val_loss`.
 
-    Both are means over the clients that have validation examples, each with the same weight.
+    They are of the model that the method deploys. Where it deploys the clients' own models, those of the
+    global one are `global_val_<metric>` and `global_val_loss`, and `val_clients` is the number of clients
+    whose models they are of. Both are means over the clients that have validation examples, each with the
+    same weight, but for metrics over sets, which are over all these examples.
+
+    Args:
+        experiment: The experiment.
+        cohort: Clients of the round.
+        state: State of the server.
+        answers: Of `ask_deployed`.
     """
-    counts = experiment.validate
-    answers = score_on(experiment, cohort, tuple(counts), state, "val", "report_validation")
-    scored = [(a.metrics, counts[a.client]) for a in answers.values() if metric_of(a.metrics)]
-    metric = metric_of(scored[0][0]) if scored else None
-    names = (metric, "loss") if metric else ()
-    total = sum(count for _, count in scored)
-    return {f"val_{name}": float(sum(one[name] * n for one, n in scored)) / total for name in names}
+    split, sets = experiment.validation_split, experiment.validate
+    found = score_on(experiment, cohort, tuple(s.id for s in sets), state, split, "report_validation")
+    shared = evaluation(sets, found, experiment.objective, _population(experiment))
+    if not experiment.validate_personal:
+        return _validated(shared, "val_")
+    own = _of_deployed(experiment, experiment.validate_personal, answers, VALIDATED)
+    return {**_validated(own, "val_"), **_validated(shared, "global_val_")}
+
+
+def _validated(scores: Evaluation, prefix: str) -> dict[str, float]:
+    """Columns of validation. Args: prefix: beginning of their names."""
+    row = summary(scores)
+    names = {metric_of(row): None, "loss": None, "clients_scored": None}
+    return {
+        prefix + name.removesuffix("_scored"): row[name]  # type: ignore[misc]  # these are numbers
+        for name in names
+        if name and name in row
+    }

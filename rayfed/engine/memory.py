@@ -31,7 +31,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.objective import LANGUAGE_MODELING
+from rayfed.objective import LANGUAGE_MODELING, Objective
 from rayfed.tuning.base import trainable
 from rayfed.types import num_bytes
 
@@ -220,19 +220,20 @@ def _logit_bytes(model: nn.Module) -> int:
     return 2 * 4 * model.size * model.num_classes
 
 
-def check_micro_batch(config: Config, local: Local, whole_batch: str) -> None:
+def check_micro_batch(config: Config, local: Local, whole_batch: str, goal: Objective) -> None:
     """Refuse gradients in parts of a batch where the loss needs the whole batch.
 
     Args:
         config: The experiment.
         local: The client half of its method.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
+        goal: The task.
 
     Raises:
-        ConfigError: Names the client half or the part of the model.
+        ConfigError: Names the task, the client half or the part of the model.
     """
     size = config.train.micro_batch
-    if size is not None and (why := why_whole_batches(config, local, whole_batch)):
+    if size is not None and (why := why_whole_batches(config, local, whole_batch, goal)):
         raise ConfigError(
             f"train.micro_batch: {size} cannot be used with {why}; leave it out, or use a smaller "
             f"train.batch_size"
@@ -289,8 +290,10 @@ OTHER_WAYS = ("checkpointing", "compile")
 """Keys of `train` with which the network is not run as one sequence of operations."""
 
 
-def why_whole_batches(config: Config, local: Local, whole_batch: str) -> str:
+def why_whole_batches(config: Config, local: Local, whole_batch: str, goal: Objective) -> str:
     """Why gradients cannot be computed in parts of a batch; empty: they can. Arguments as above."""
+    if "loss" in goal.whole:
+        return f"the loss of {goal.task!r}, which is not the mean of the losses of single examples"
     if not local.averages_rows:
         name = config.local.get("name", config.algorithm)
         return f"the client half of {name}, whose loss is not a mean over the examples of a batch"

@@ -225,12 +225,12 @@ def record_rounds(
             folder.begin(saved.state.round + 1 if saved else 0)
             restore(saved.stores if saved else keeping.stores, executor)
             keeper = _Keeper(checkpoints, executor, keeping, folder.history)
-            state, personal = (saved.state, saved.personal) if saved else (None, {})
+            state = saved.state if saved else None
             visits: list[Visit] = []
             executor.on_visit = visits.append
             try:
                 with _saved_early(keeper, folder):
-                    for done in run_rounds(experiment, executor, start, state, personal):
+                    for done in run_rounds(experiment, executor, start, state):
                         with finishing():  # else a row could have no checkpoint
                             done, row = _record(done, keeper, folder, visits, watch)
                             state = done.state
@@ -354,5 +354,5 @@ class _Keeper:
         if self.unsaved is not None:
             done, stores = self.unsaved
             seal = self.history.digest(done.state.round + 1)
-            self.checkpoints.save(done.state, done.scores.get("personal"), stores, self.executor, seal)
+            self.checkpoints.save(done.state, stores, self.executor, seal)
             self.unsaved = None

@@ -51,8 +51,20 @@ from rayfed.engine.memory import (
     why_whole_batches,
 )
 from rayfed.engine.text_checks import check_logits, check_tokens
+from rayfed.engine.tried_loss import known_goal, tried_outputs
 from rayfed.errors import ConfigError, one_line
-from rayfed.evaluation.test_sets import Pack, all_splits, evaluation_sets, pack_splits, packs, validation_sets
+from rayfed.evaluation.test_sets import (
+    DOMAIN_VALIDATION,
+    Pack,
+    all_splits,
+    evaluation_sets,
+    pack_splits,
+    packs,
+    personal_sets,
+    validation_sets,
+    validation_split,
+    with_domain_validation,
+)
 from rayfed.executors.grouped.size import GroupSize, check_group, group_size
 from rayfed.executors.worker import Weights, Worker, World, adjust_trunk, converter
 from rayfed.federation.client import Client, make_optimizer
@@ -143,12 +155,13 @@ def packs_of(config: Config, experiment: Training, world: World) -> tuple[Pack, 
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
     looks = world.behaviour is not None and world.behaviour.scores_alone
-    alone = scores_alone(config, local) or bool(world.objective.over_set) or looks
+    alone = scores_alone(config, local) or looks
     if alone or type(local).prepare is not Local.prepare:
         return ()
     rows = config.train.eval_batch_size
     test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
-    val = packs(experiment.validate, world.splits, "val", rows)
+    split = experiment.validation_split
+    val = packs([s.id for s in experiment.validate], world.splits, split, rows)
     return (*test, *val)
 
 
@@ -354,25 +367,25 @@ def prepare(
     model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build))
     world = replace(world, behaviour=model.behaviour)
     give(bare, model.behaviour)
+    goal = known_goal(world, model, dataset, partition)
     _check_single_rows(config, world.train, partition, model.why_not_single)
-    check_micro_batch(config, parts.local, model.whole_batch)
-    _check_compile(config, parts)
-    world = replace(world, train=replace(world.train, graphs=allowed_graphs(world.train, parts, bare)))
-    head = head_of(bare, world.stays)
+    _check_train(config, parts, model, goal)
+    train = replace(world.train, graphs=allowed_graphs(world.train, parts, bare))
+    world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
     check_head(config.head, head, config.tuning["name"])
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
-    experiment = replace(_experiment(config, parts, partition, model), faults=faults)
+    experiment = replace(_experiment(config, parts, partition, model), faults=faults, objective=goal)
     cost = count_cost(bare, world, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
     check_values(experiment.channel, model.start, *held)
     check_group(config.train, config.failures.client_timeout)
-    wish = replace(config.train, group=1) if config.failures.client_timeout is not None else config.train
-    row = 0 if cost is None else cost.load(None).row
     facts = (parts.local, model.why_not_joint, model.frozen, experiment.clients_per_round)
-    group = group_size(wish, *facts, row)
+    wish = config.train if config.failures.client_timeout is None else replace(config.train, group=1)
+    group = group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
+    world, splits = _with_validation(config, world, experiment, partition)
     packed = packs_of(config, experiment, world)
-    table = RowTable({**all_splits(partition), **pack_splits(packed, world.splits)}, partition.drawn)
-    in_parts = not why_whole_batches(config, parts.local, model.whole_batch)
+    table = RowTable({**splits, **pack_splits(packed, world.splits)}, partition.drawn)
+    in_parts = not why_whole_batches(config, parts.local, model.whole_batch, goal)
     smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
     weights, start = core_start(replace(world, splits=table), model.weights, model.start, experiment)
     return Setup(
@@ -401,6 +414,19 @@ def _notes(world: World) -> tuple[str, ...]:
     found = () if world.network is None else world.network.notes
     average = world.train.batch_norm == "average"
     return (*found, *(() if world.behaviour is None else world.behaviour.sentences(average)))
+
+
+def _with_validation(
+    config: Config, world: World, experiment: Training, partition: Partition
+) -> tuple[World, Mapping[str, Splits]]:
+    """The world with what models are validated on, and row numbers of what can be called, by id and split."""
+    splits: Mapping[str, Splits] = all_splits(partition)
+    if experiment.validation_split == DOMAIN_VALIDATION:
+        per_client = scores_alone(config, experiment.local) or bool(experiment.validate_personal)
+        splits = with_domain_validation(splits, partition, per_client)
+        world = replace(world, splits=RowTable(splits, partition.drawn))
+    split = experiment.validation_split if experiment.validate_personal else ""
+    return replace(world, validation_split=split), splits
 
 
 BACKWARD = 2
@@ -443,7 +469,8 @@ def _model_key(world: World) -> tuple[object, ...]:
     """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
     own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
-    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision
+    tried = world.shard if isinstance(world.objective, OwnObjective) else None
+    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried
 
 
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
@@ -465,9 +492,9 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
 def _build(config: Config, world: World, partition: Partition, build: Callable[[World], Backbone]) -> Built:
     dataset = open_dataset(world.shard)
     model = build(world)
+    fresh = partial(_another, model, partial(build, world))
     why_not_single = ""
     if dataset.own or world.network is not None:
-        fresh = partial(_another, model, partial(build, world))
         batches = first_batches(world, partition, model)
         _check_pass(config, world, fresh(), batches)
         if model.is_own:
@@ -478,14 +505,16 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
         if has_trained_norms(model):
-            why_not_single = _why_not_single(_another(model, partial(build, world)), model.sample(1))
+            why_not_single = _why_not_single(fresh(), model.sample(1))
     _check_cache(config.train, model)
     adjust_trunk(model, replace(config.train, compile=False))
     keeps = config.train.cache_features is not False
     half = config.train.precision == "bf16"
+    own_task = isinstance(world.objective, OwnObjective)
+    tried = tried_outputs(world, partition, fresh()) if own_task else None
     average = config.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
-    return replace(built, why_not_single=why_not_single)
+    return replace(built, why_not_single=why_not_single, tried=tried)
 
 
 def _why_not_single(model: Backbone, x: Tensor) -> str:
@@ -706,7 +735,8 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         )
 
 
-def _check_compile(config: Config, parts: Parts) -> None:
+def _check_train(config: Config, parts: Parts, model: Built, goal: Objective) -> None:
+    check_micro_batch(config, parts.local, model.whole_batch, goal)
     if not config.train.compile:
         return
     check_compiler("cpu")
@@ -739,6 +769,9 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
 def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Training:
     trainers = partition.training
     own = scores_alone(config, parts.local)
+    deploys = parts.local.deploys == "personal"
+    personal = config.evaluation.personal or deploys
+    validated, scored = config.evaluation.validation, config.evaluation.clients
     depth = model.depth(parts.server.by_block)
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > (there := len(trainers)):
@@ -756,7 +789,11 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         sampling=config.sampling,
         rates=tuple(config.train.rate(r, config.rounds) for r in range(config.rounds) if config.train.varies),
         evaluate_every=config.evaluation.every,
-        validate=validation_sets(partition) if config.evaluation.validation else {},
+        population=len(partition.table) - len(partition.unseen),
+        personal=personal_sets(partition, scored, config.seed) if personal else (),
+        validate=validation_sets(partition, validated, own, scored, config.seed),
+        validate_personal=validation_sets(partition, validated, True, scored, config.seed) if deploys else (),
+        validation_split=validation_split(partition, validated),
         depth=depth,
         capacity=assign(config.capacity, trainers, depth, config.seed),
         ranks=assign_ranks(config.capacity, trainers, model.rank, config.seed),

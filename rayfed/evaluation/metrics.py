@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from rayfed.client_facts import ClientTable
 from rayfed.evaluation.test_sets import EvaluationSet
-from rayfed.federation.client_tasks import BY_CLASS
+from rayfed.federation.client_tasks import BY_CLASS, OUTPUT, TARGET, over_set
 from rayfed.federation.cohort import Answer, Ledger
-from rayfed.objective import METRICS, NUM, LanguageModeling, is_larger_better, metric_of
+from rayfed.objective import METRICS, NUM, LanguageModeling, Objective, is_larger_better
 from rayfed.types import ServerState, Update
 
 PERPLEXITY = "perplexity"
+PLAIN = Objective()
+T = TypeVar("T")
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -32,16 +34,18 @@ class Score:
     """Score of a model on one test set.
 
     Attributes:
-        value: Value of the metric, a fraction.
+        value: Value of the metric, a fraction; None: the targets of the set do not define it.
         loss: Mean loss.
         num: Number of examples, or of tokens, that value and loss are means over.
         metric: Name of the metric.
+        more: Values of further metrics, by name; those that the targets do not define are left out.
     """
 
-    value: float
+    value: float | None
     loss: float
     num: int
     metric: str = "accuracy"
+    more: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,9 @@ class Evaluation:
         unseen: Scores by client, for clients that never train; no other score counts them.
         by_class: Numbers of right predictions, of predictions and of examples of each class, over the test
             sets of all domains with clients, shape (3, C); None: they were not counted.
+        whole: Metrics over the examples of all these test sets together, by name (`Objective.over_set`).
+        unseen_whole: The same of the clients that never train.
+        in_all: Number of clients of the experiment that train, of which some may have no score; 0: not known.
     """
 
     clients: Mapping[str, Score]
@@ -64,6 +71,9 @@ class Evaluation:
     others: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, Score] = field(default_factory=dict)
     by_class: Numbers | None = None
+    whole: Mapping[str, float] = field(default_factory=dict)
+    unseen_whole: Mapping[str, float] = field(default_factory=dict)
+    in_all: int = 0
 
     def by_client(self) -> list[tuple[Score, int]]:
         """The scores of all clients, each with the number of clients that have it."""
@@ -71,54 +81,115 @@ class Evaluation:
         return [*((score, 1) for score in self.clients.values()), *of_others]
 
 
-def evaluation(sets: Sequence[EvaluationSet], answers: Mapping[str, Update]) -> Evaluation:
+def evaluation(
+    sets: Sequence[EvaluationSet], answers: Mapping[str, Update], goal: Objective = PLAIN, in_all: int = 0
+) -> Evaluation:
     """Scores by client and domain.
 
     Args:
         sets: Test sets.
         answers: Answers to `rayfed.federation.client_tasks.evaluate`, by id of the test set. Sets without
             examples or without an answer are left out.
+        goal: The task, with the metrics over the examples of several sets.
+        in_all: Number of clients of the experiment that train.
     """
     clients: dict[str, Score] = {}
-    domains: dict[str, list[Score]] = {}
+    domains: dict[str, list[tuple[Score, Update]]] = {}
     held_out: dict[str, Score] = {}
     others: dict[str, int] = {}
     unseen: dict[str, Score] = {}
-    counts: list[Numbers] = []
+    of_unseen: list[Update] = []
     for unit in sets:
         answer = answers.get(unit.id)
-        if answer is None or not answer.num_examples:
+        if answer is None or "loss" not in answer.metrics:  # it has no examples
             continue
-        if metric_of(answer.metrics) is None:  # the targets of the set do not define it
-            continue
-        score = _score(answer.metrics, int(answer.metrics.get(NUM, answer.num_examples)))
+        score = score_of(answer.metrics, goal, answer.num_examples)
         clients.update(dict.fromkeys(unit.clients, score))
         unseen.update(dict.fromkeys(unit.unseen, score))
+        of_unseen += [answer] if unit.unseen else []
         if unit.is_held_out:
             held_out[unit.domain] = score
         elif unit.clients or unit.others:
-            domains.setdefault(unit.domain, []).append(score)
-            counts += [answer.extra[BY_CLASS].numpy()] if BY_CLASS in answer.extra else []
+            domains.setdefault(unit.domain, []).append((score, answer))
         if unit.others:
             others[unit.domain] = unit.others
-    pooled = {domain: pool(scores) for domain, scores in domains.items()}
-    whole = sum(counts[1:], counts[0]) if counts else None
-    rest = {"others": others, "unseen": unseen, "by_class": whole}
-    return Evaluation(clients=clients, domains=pooled, held_out=held_out, **rest)  # type: ignore[arg-type]
+    every = [answer for own in domains.values() for _, answer in own]
+    counts = [answer.scored[BY_CLASS].double().numpy() for answer in every if BY_CLASS in answer.scored]
+    return Evaluation(
+        clients=clients,
+        domains={domain: _over_sets(own, goal) for domain, own in domains.items()},
+        held_out=held_out,
+        others=others,
+        unseen=unseen,
+        by_class=sum(counts[1:], counts[0]) if counts else None,
+        whole=over_sets(every, goal),
+        unseen_whole=over_sets(of_unseen, goal),
+        in_all=in_all,
+    )
 
 
-def _score(metrics: Mapping[str, float], num: int, prefix: str = "") -> Score:
-    """The score in the metrics of an answer, whose names begin with the prefix."""
-    metric = metric_of(metrics, prefix) or METRICS[0]
-    return Score(value=metrics[prefix + metric], loss=metrics[prefix + "loss"], num=num, metric=metric)
+def over_sets(answers: Sequence[Update], goal: Objective) -> dict[str, float]:
+    """Metrics over the examples of several test sets together, by name, but for undefined ones.
+
+    Args:
+        answers: Answers with the outputs for the examples of each set, and their targets.
+        goal: The task.
+    """
+    kept = [answer.scored for answer in answers if OUTPUT in answer.scored]
+    if not goal.over_set or not kept:
+        return {}
+    output, y = (torch.cat([own[name] for own in kept]) for name in (OUTPUT, TARGET))
+    return over_set(goal, output, y)
+
+
+def _over_sets(own: Sequence[tuple[Score, Update]], goal: Objective) -> Score:
+    """The score of the examples of a domain together."""
+    pooled = pool([score for score, _ in own])
+    if not goal.over_set or len(own) == 1:
+        return pooled
+    whole = over_sets([answer for _, answer in own], goal)
+    value = whole.get(goal.metric) if goal.metric in goal.over_set else pooled.value
+    more = {name: value for name, value in pooled.more.items() if name not in goal.over_set}
+    more |= {name: value for name, value in whole.items() if name != goal.metric}
+    return replace(pooled, value=value, more=more)
+
+
+def score_of(metrics: Mapping[str, float], goal: Objective, num: int) -> Score:
+    """The score in the metrics of an answer.
+
+    Args:
+        metrics: As of `rayfed.federation.client_tasks.score`, with a loss.
+        goal: The task.
+        num: Number of examples.
+    """
+    main = goal.metric
+    more = {name: value for name, value in metrics.items() if name not in {*METRICS, "loss", NUM}}
+    return Score(
+        value=metrics.get(main),
+        loss=metrics["loss"],
+        num=int(metrics.get(NUM, num)),
+        metric=main,
+        more=more,
+    )
 
 
 def pool(scores: Sequence[Score]) -> Score:
-    """The score on the examples of all scores together."""
-    num = max(1, sum(s.num for s in scores))
-    value = sum(s.value * s.num for s in scores) / num
-    loss = sum(s.loss * s.num for s in scores) / num
-    return Score(value=value, loss=loss, num=num, metric=scores[0].metric)
+    """The means over the examples of all scores together, of those in which a value is defined."""
+    names = dict.fromkeys(name for s in scores for name in s.more)
+    more = {name: _pooled([(s.more[name], s.num) for s in scores if name in s.more]) for name in names}
+    return Score(
+        value=_pooled([(s.value, s.num) for s in scores if s.value is not None]),
+        loss=_pooled([(s.loss, s.num) for s in scores]) or 0.0,
+        num=max(1, sum(s.num for s in scores)),
+        metric=scores[0].metric,
+        more={name: value for name, value in more.items() if value is not None},
+    )
+
+
+def _pooled(values: Sequence[tuple[float, int]]) -> float | None:
+    """Mean of values by their numbers of examples; None: there is none."""
+    num = max(1, sum(count for _, count in values))
+    return sum(value * count for value, count in values) / num if values else None
 
 
 def summary(scores: Evaluation) -> dict[str, float | str]:
@@ -131,44 +202,83 @@ def summary(scores: Evaluation) -> dict[str, float | str]:
         worst_tenth_accuracy and best_tenth_accuracy: means over a tenth of the clients, for ten clients or
         more; loss: unweighted mean over clients; held_out_accuracy: unweighted mean over held-out domains;
         unseen_accuracy and unseen_worst_accuracy: unweighted mean and minimum over clients that never train.
+        clients_scored: number of clients that these are statistics of; clients_in_all: number of clients that
+        train; clients_defined: those of the first whose test examples define the metric, where it is not all.
+        Further metrics of the task, each its unweighted mean over clients.
         For classes of texts macro_f1 and mcc, over the examples of all domains (`of_classes`).
         For language models perplexity: the exponential of the mean loss over the tokens of all domains.
         All accuracies and deviations are fractions. For a task with another metric, its name replaces
-        `accuracy`.
+        `accuracy`. A metric over sets, such as auc, is that over the examples of all clients together, and
+        auc_domain the mean of those over the examples of each domain; sigma_client, worst_client_auc and the
+        tenths are of the clients' own values.
     """
     row: dict[str, float | str] = {}
     if by_client := scores.by_client():
-        client = np.array([score.value for score, _ in by_client])
         counts = np.array([count for _, count in by_client])
         losses = np.array([score.loss for score, _ in by_client])
-        level = _mean(client, counts)
-        domain = {name: s.value for name, s in scores.domains.items()}
-        metric = by_client[0][0].metric
-        sign = 1.0 if is_larger_better(metric) else -1.0
-        worst = min(domain, key=lambda name: sign * domain[name])
         row |= {
-            metric: level,
-            f"{metric}_domain": float(np.mean(list(domain.values()))),
-            "sigma_type": float(np.std(list(domain.values()))),
-            "sigma_client": float(np.sqrt(_mean((client - level) ** 2, counts))),
-            "worst_domain": worst,
-            f"worst_domain_{metric}": domain[worst],
-            f"worst_client_{metric}": sign * float((sign * client).min()),
-            **_tails(client, counts, metric),
+            **_of_clients(scores),
             "loss": _mean(losses, counts),
-            **_perplexity(scores, metric),
+            **_further(scores),
+            **_perplexity(scores, by_client[0][0].metric),
             **({} if scores.by_class is None else of_classes(scores.by_class)),
+            "clients_scored": int(counts.sum()),
+            **({"clients_in_all": scores.in_all} if scores.in_all else {}),
         }
-    if scores.held_out:
-        metric = next(iter(scores.held_out.values())).metric
-        row[f"held_out_{metric}"] = float(np.mean([s.value for s in scores.held_out.values()]))
-    if scores.unseen:
+    if defined := [s for s in scores.held_out.values() if s.value is not None]:
+        row[f"held_out_{defined[0].metric}"] = float(np.mean([s.value for s in defined]))
+    if values := [s.value for s in scores.unseen.values() if s.value is not None]:
         metric = next(iter(scores.unseen.values())).metric
-        values = [s.value for s in scores.unseen.values()]
         row |= {
-            f"unseen_{metric}": float(np.mean(values)),
+            f"unseen_{metric}": scores.unseen_whole.get(metric, float(np.mean(values))),
             f"unseen_worst_{metric}": worst_of(metric, values),
         }
+    return row
+
+
+def _of_clients(scores: Evaluation) -> dict[str, float | str]:
+    """Statistics of the metric over the clients, and the domains, that define it; none where none does."""
+    defined = [(score.value, count) for score, count in scores.by_client() if score.value is not None]
+    domain = {name: s.value for name, s in scores.domains.items() if s.value is not None}
+    metric = scores.by_client()[0][0].metric
+    if not defined and metric not in scores.whole:
+        return {}
+    sign = 1.0 if is_larger_better(metric) else -1.0
+    row: dict[str, float | str] = {}
+    client, counts = (np.array(values) for values in zip(*(defined or [(0.0, 0)]), strict=True))
+    mean = _mean(client, counts) if defined else math.nan
+    row[metric] = scores.whole.get(metric, mean)
+    if domain:
+        worst = min(domain, key=lambda name: sign * domain[name])
+        row |= {
+            f"{metric}_domain": float(np.mean(list(domain.values()))),
+            "sigma_type": float(np.std(list(domain.values()))),
+        }
+    if defined:
+        row["sigma_client"] = float(np.sqrt(_mean((client - mean) ** 2, counts)))
+    if domain:
+        row |= {"worst_domain": worst, f"worst_domain_{metric}": domain[worst]}
+    if defined:
+        row |= {
+            f"worst_client_{metric}": sign * float((sign * client).min()),
+            **_tails(client, counts, metric),
+        }
+    if counts.sum() < sum(count for _, count in scores.by_client()):
+        row["clients_defined"] = int(counts.sum())
+    return row
+
+
+def _further(scores: Evaluation) -> dict[str, float]:
+    """Further metrics of a task: those of sets over all examples, others their means over clients."""
+    by_client = scores.by_client()
+    names = sorted({name for score, _ in by_client for name in score.more} | scores.whole.keys())
+    row = {}
+    for name in names:
+        known = [(score.more[name], count) for score, count in by_client if name in score.more]
+        if name in scores.whole and name != by_client[0][0].metric:
+            row[name] = scores.whole[name]
+        elif known:
+            row[name] = _mean(*(np.array(values) for values in zip(*known, strict=True)))
     return row
 
 
@@ -284,31 +394,28 @@ def dice(predicted: Sequence[int], truth: Sequence[int], label: int = 1, smooth:
     return float(2 * (p & t).sum() / (p.sum() + t.sum() + smooth))
 
 
-def personal(
-    previous: Evaluation | None, answers: Sequence[Answer], clients: ClientTable
-) -> Evaluation | None:
-    """Scores of the clients' personal models: from this round's answers, else the last known ones.
+def of_deployed(answers: Iterable[Answer | Update], name: str) -> dict[str, Update]:
+    """Answers of clients about the models that they would deploy, by client.
 
     Args:
-        previous: Scores up to the round before; None: there are none.
-        answers: Metrics that clients returned in this round.
-        clients: All clients, by id, in order.
-
-    Returns:
-        The scores; None where no client has scored a personal model yet.
+        answers: Answers of clients in this round, of which later ones count.
+        name: Beginning of the names of the wanted scores (`Client.deployed_on`).
     """
-    known = dict(previous.clients) if previous else {}
+    found: dict[str, Update] = {}
     for answer in answers:
-        own = answer.metrics
-        if "personal/loss" in own and metric_of(own, "personal/"):
-            known[answer.client] = _score(own, int(own["personal/num"]), "personal/")
-    if not known:
-        return None
-    ordered = {cid: known[cid] for cid in clients.in_order(known)}
-    groups: dict[str, list[Score]] = {}
-    for cid, score in ordered.items():
-        groups.setdefault(clients[cid].domain, []).append(score)
-    return Evaluation(clients=ordered, domains={d: pool(s) for d, s in groups.items()}, held_out={})
+        metrics, scored = _named(answer.metrics, name), _named(answer.scored, name)
+        if "loss" in metrics:
+            num = int(metrics[NUM])
+            found[answer.client] = Update(
+                client=answer.client, num_examples=num, metrics=metrics, scored=scored
+            )
+    return found
+
+
+def _named(values: Mapping[str, T], name: str) -> dict[str, T]:
+    """Values whose names begin with `name/`, by the rest of the name."""
+    start = f"{name}/"
+    return {key[len(start) :]: value for key, value in values.items() if key.startswith(start)}
 
 
 @dataclass(frozen=True, kw_only=True)

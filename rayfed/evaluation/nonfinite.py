@@ -50,7 +50,10 @@ def find(
         params: Global tensors after the round.
         row: The row of the round, for what nothing else explains.
     """
-    nonfinite = [*_of_answers(answers), *_of_scores(scores), *_of_tensors(params)]
+    found = [*_of_answers(answers), *_of_scores(scores), *_of_tensors(params)]
+    known = {each.client for each in found if each.exchange != "report"}
+    # Scores of models of clients that trained came with their answers.
+    nonfinite = [e for e in found if not (e.what.startswith("personal ") and e.client in known)]
     if not nonfinite:
         nonfinite = [NonFinite(what=key, exchange="round") for key, value in row.items() if _is_bad(value)]
     return nonfinite
@@ -95,13 +98,11 @@ def _of_answers(answers: Sequence[Answer]) -> Iterator[NonFinite]:
 
 def _of_scores(scores: Mapping[str, Evaluation]) -> Iterator[NonFinite]:
     for model, scores_of_set in scores.items():
-        if model == "personal":  # they came with the clients' answers, of this round or an earlier one
-            continue
         drawn = {domain: scores_of_set.domains[domain] for domain in scores_of_set.others}
         for where in (scores_of_set.clients, drawn, scores_of_set.held_out, scores_of_set.unseen):
             for name, score in where.items():
                 for what, value in (("loss", score.loss), (score.metric, score.value)):
-                    if _is_bad(value):
+                    if _is_bad(value):  # None: the examples do not define it
                         yield NonFinite(what=f"{model} {what}", exchange="report", client=name)
 
 

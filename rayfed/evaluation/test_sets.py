@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rayfed.client_facts import Splits
-from rayfed.data.partition.partition import Partition
+from rayfed.client_facts import ClientInfo, Splits
+from rayfed.data.partition.dealing import Indices
+from rayfed.data.partition.partition import Partition, union
+from rayfed.errors import ConfigError
 from rayfed.seeds import generator
+
+Validation: TypeAlias = bool | Literal["clients", "domains"]
 
 PREFIX = "domain:"
 PACK = "pack:"
@@ -161,14 +165,99 @@ def _choose_clients(
     return [names[place] for place in places]
 
 
-def validation_sets(partition: Partition) -> dict[str, int]:
-    """Clients or sets with validation splits, and the number of clients that the score of each counts for.
+DOMAIN_VALIDATION = "val_of_domain"
+"""Name of the split with the validation examples of all clients of a domain, of clients and of domains."""
+
+
+def validation_split(partition: Partition, wanted: Validation) -> str:
+    """The split on which models are validated. Args: wanted: `evaluation.validation`."""
+    return (
+        DOMAIN_VALIDATION
+        if wanted == "domains" and partition.drawn is None and not partition.pooled
+        else "val"
+    )
+
+
+def validation_sets(
+    partition: Partition,
+    wanted: Validation,
+    per_client: bool,
+    clients: Literal["all"] | int,
+    seed: int,
+) -> tuple[EvaluationSet, ...]:
+    """Sets on which a model is validated, each once; those without validation examples get no score.
 
     The clients of a virtual population draw from the validation split of their domain, which is scored.
+
+    Args:
+        partition: The examples of all clients and domains.
+        wanted: `evaluation.validation`: each client's own examples, or those of all clients of its domain.
+        per_client: Score every client separately, because its model has its own tensors.
+        clients: Number of clients of a virtual population that are then scored.
+        seed: Seed of the experiment.
+
+    Raises:
+        ConfigError: The clients of a virtual population have their own models, and no domain's examples.
     """
-    if partition.drawn is None or partition.pooled:
-        return dict.fromkeys(partition.training, 1)
-    return {PREFIX + domain: count for domain, count in partition.table.clients_by_domain().items()}
+    if not wanted:
+        return ()
+    if partition.drawn is not None and not partition.pooled:
+        if per_client and wanted == "domains":
+            raise ConfigError(
+                "evaluation.validation: domains cannot be used with data.population where clients have "
+                "models of their own; set clients"
+            )
+        if per_client:
+            return own_sets(partition.training, _choose_clients(partition, clients, seed))
+        counts = partition.table.clients_by_domain()
+        return tuple(
+            EvaluationSet(id=PREFIX + domain, domain=domain, clients=(), others=count)
+            for domain, count in counts.items()
+        )
+    if wanted == "domains" and not per_client and not partition.pooled:
+        names: dict[str, list[str]] = {}
+        for name, info in partition.training.items():
+            names.setdefault(info.domain, []).append(name)
+        return tuple(EvaluationSet(id=PREFIX + d, domain=d, clients=tuple(own)) for d, own in names.items())
+    return own_sets(partition.training)
+
+
+def own_sets(
+    clients: Mapping[str, ClientInfo], wanted: Iterable[str] | None = None
+) -> tuple[EvaluationSet, ...]:
+    """A set for each client. Args: clients: their facts. wanted: which of them; None: all."""
+    names = clients if wanted is None else wanted
+    return tuple(EvaluationSet(id=name, domain=clients[name].domain, clients=(name,)) for name in names)
+
+
+def personal_sets(partition: Partition, wanted: Literal["all"] | int, seed: int) -> tuple[EvaluationSet, ...]:
+    """Sets of the clients whose personal models are scored: the same choice as for the global model.
+
+    Args:
+        partition: The examples of all clients.
+        wanted: Number of clients.
+        seed: Seed of the experiment.
+    """
+    if partition.pooled:
+        return own_sets(partition.training)
+    return own_sets(partition.training, _choose_clients(partition, wanted, seed))
+
+
+def with_domain_validation(
+    splits: Mapping[str, Splits], partition: Partition, per_client: bool
+) -> Mapping[str, Splits]:
+    """Row numbers with the split `DOMAIN_VALIDATION` of domains, and of clients that are scored alone."""
+    found = dict(splits)
+    rows: dict[str, list[Indices]] = {}
+    for part in partition.trainers:
+        rows.setdefault(part.domain, []).append(part.val)
+    for domain, own in rows.items():
+        found[PREFIX + domain] = {**found.get(PREFIX + domain, {}), DOMAIN_VALIDATION: union(own)}
+    if per_client:
+        for part in partition.trainers:
+            whole = found[PREFIX + part.domain][DOMAIN_VALIDATION]
+            found[part.id] = {**found[part.id], DOMAIN_VALIDATION: whole}
+    return found
 
 
 def all_splits(partition: Partition) -> dict[str, Splits]:

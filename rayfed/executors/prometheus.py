@@ -7,6 +7,7 @@ the process.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ import psutil
 import torch
 from ray.util import metrics as ray_metrics
 
-from rayfed.evaluation.metrics import Evaluation
+from rayfed.evaluation.metrics import Evaluation, summary
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Visit
 from rayfed.objective import metric_of
@@ -235,15 +236,20 @@ def score_gauges(scores: Mapping[str, Evaluation]) -> dict[tuple[str, str], tupl
     for model, one in scores.items():
         split = "test" if model == "global" else model
         for name, score in one.domains.items():
-            gauges[split, name] = (score.value, score.loss)
-        if everybody := one.by_client():
-            number = sum(count for _, count in everybody)
-            value = sum(score.value * count for score, count in everybody)
-            loss = sum(score.loss * count for score, count in everybody)
-            gauges[split, ALL] = (value / number, loss / number)
+            gauges[split, name] = (_number(score.value), score.loss)
+        if one.by_client():
+            row = summary(one)
+            metric = metric_of(row)
+            value = math.nan if metric is None else float(row[metric])
+            gauges[split, ALL] = (value, float(row["loss"]))
         for name, score in one.held_out.items():
-            gauges["held_out", name] = (score.value, score.loss)
+            gauges["held_out", name] = (_number(score.value), score.loss)
     return gauges
+
+
+def _number(value: float | None) -> float:
+    """A score, or NaN where the examples do not define it."""
+    return math.nan if value is None else value
 
 
 def validation_scores(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:

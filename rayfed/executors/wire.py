@@ -94,6 +94,10 @@ def decode(value: Any, copy: bool = False) -> Any:
     return value
 
 
+OTHERS = ("extra", "scored")
+"""Fields of an update with tensors besides its parameters."""
+
+
 def encode_updates(updates: Sequence[Update]) -> list[PackedUpdate]:
     """Pack the parameters of updates, those of clients with the same names, types and shapes together."""
     alike: dict[Any, list[int]] = {}
@@ -105,7 +109,8 @@ def encode_updates(updates: Sequence[Update]) -> list[PackedUpdate]:
         packed = _pack([updates[i].params for i in indices])
         for row, i in enumerate(indices):
             rest = {name: value for name, value in vars(updates[i]).items() if name != "params"}
-            encoded[i] = (rest | {"extra": encode(updates[i].extra)}, packed, row)
+            others = {name: encode(rest[name]) for name in OTHERS}
+            encoded[i] = (rest | others, packed, row)
     return [encoded[i] for i in range(len(updates))]
 
 
@@ -116,7 +121,8 @@ def decode_updates(parts: Sequence[PackedUpdate]) -> list[Update]:
     for rest, packed, row in parts:
         if id(packed) not in known:
             known[id(packed)] = _unpack(packed)
-        updates.append(Update(**rest | {"params": known[id(packed)][row], "extra": decode(rest["extra"])}))
+        others = {name: decode(rest[name]) for name in OTHERS}
+        updates.append(Update(**rest | others | {"params": known[id(packed)][row]}))
     return updates
 
 

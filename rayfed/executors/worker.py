@@ -53,6 +53,7 @@ from rayfed.errors import (
 from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.grouped.passes import Group, MemberError, log_failure
 from rayfed.federation.client import Client
+from rayfed.federation.client_tasks import PERSONAL, VALIDATED
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
 from rayfed.federation.noise_and_compression import CODED
@@ -74,7 +75,7 @@ from rayfed.models.trunk import (
     use_mean_pooling,
 )
 from rayfed.models.user_model import Network, OwnBackbone
-from rayfed.objective import Objective, symbols
+from rayfed.objective import Objective
 from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
@@ -111,6 +112,11 @@ def converter(
     if getattr(model, "scales", False):
         return Scaled(len(shape), model, device)
     return torch.Tensor.float
+
+
+def symbols(rows: npt.NDArray[Any] | Tensor) -> Tensor:
+    """Stored symbols, shape (B, length), as an int64 tensor for a model, on the same device."""
+    return torch.as_tensor(rows).long()
 
 
 class Images:
@@ -396,6 +402,8 @@ class World:
         augment: Random changes of training images; None: no changes.
         personal_every: Score personal models in every n-th round and in the last one; 0: never.
         personal_split: Split of a client on which they are scored.
+        validation_split: Split on which the models that clients would deploy are validated in these rounds;
+            empty: they are not.
         rounds: Number of planned rounds.
         stays: Which tensors stay at the clients (`rayfed.federation.tensors_that_stay`).
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
@@ -422,6 +430,7 @@ class World:
     augment: AugmentConfig | None = None
     personal_every: int = 0
     personal_split: str = "test"
+    validation_split: str = ""
     rounds: int = 1
     stays: tuple[str, ...] = ()
     resident: Resident = "auto"
@@ -455,10 +464,13 @@ class World:
         """All tensors of the initial model, to be shared between processes."""
         return dump(self.build(), half=self.train.precision == "bf16")
 
-    def scores_personal(self, round: int) -> bool:
-        """Whether clients score their personal models in this round."""
+    def deployed_on(self, round: int) -> dict[str, str]:
+        """Splits on which clients score their personal models in this round (`Client.deployed_on`)."""
         every = self.personal_every
-        return bool(every) and ((round + 1) % every == 0 or round + 1 == self.rounds)
+        if not every or ((round + 1) % every and round + 1 != self.rounds):
+            return {}
+        validated = {VALIDATED: self.validation_split} if self.validation_split else {}
+        return {PERSONAL: self.personal_split, **validated}
 
 
 class Worker:
@@ -752,9 +764,9 @@ class Worker:
         world = self._world
         data = ClientData(call.client, self._examples, world.splits[call.client], self._normalize)
         data = model.join_batches(data) if isinstance(model, MemberModel) else data
-        personal = world.personal_split if world.scores_personal(call.sent.round) else ""
+        deployed_on = world.deployed_on(call.sent.round)
         train = replace(world.train, lr=world.train.rate(call.sent.round, world.rounds))
-        own = (call.client, model, data, train, rng, store, personal, self.cache)
+        own = (call.client, model, data, train, rng, store, deployed_on, self.cache)
         rest: dict[str, Any] = {"objective": world.objective, "rank": call.sent.rank, "stays": self._stays}
         return Client(*own, augment=self._augment, lr_factor=train.lr / world.train.lr, **rest)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.errors import ConfigError, shown
+from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.experiment import Experiment, one_run
 from rayfed.experiment.finished_run import Run
-from rayfed.objective import is_larger_better, share_of
+from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, scale_of, share_of
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class Comparison:
                 "deviation": scores[name].std(ddof=1) if len(scores) > 1 else None,
             }
             for key in (f"{metric}_domain", f"worst_client_{metric}"):
-                row[key] = sum(run.metrics[key] for run in runs) / len(runs)
+                known = [run.metrics[key] for run in runs if run.metrics.get(key) is not None]
+                row[key] = sum(known) / len(known) if known else None
             tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
             row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
             rows[name] = row
@@ -85,9 +86,12 @@ class Comparison:
         """Notes on the table, such as on settings in which the experiments differ."""
         from rayfed.config.schema import to_dict
         from rayfed.config.variants import differing_values
+        from rayfed.report.final_table import some_clients
 
         values = differing_values({name: to_dict(runs[0].config) for name, runs in self.runs.items()})
-        return [values] if values else []
+        some = {name: some_clients(runs[0].metrics) for name, runs in self.runs.items()}
+        whose = [f"{name}: scored are {words}" for name, words in some.items() if words]
+        return [*([values] if values else []), *whose]
 
     @property
     def best(self) -> str:
@@ -258,7 +262,15 @@ class Sweep:
 
     @property
     def _is_larger_better(self) -> bool:
-        return is_larger_better(self.trials[0][1].metric)
+        return larger_of(self.metric, self.trials[0][1].metric)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes on the scores, such as on test sets with classes that clients do not have."""
+        from rayfed.experiment.single_run import classes_in_words
+
+        tested = classes_in_words(self.trials[0][1]._setup)
+        return [tested] if tested else []
 
     @property
     def table(self) -> pd.DataFrame:
@@ -269,17 +281,36 @@ class Sweep:
         return pd.DataFrame(rows).sort_values(self.metric, ascending=not self._is_larger_better)
 
     def _repr_html_(self) -> str:
-        """HTML of the table, for a notebook."""
-        return str(self.table.to_html(border=0))
+        """HTML of the table and its notes, for a notebook."""
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return str(self.table.to_html(border=0)) + notes
 
     def __repr__(self) -> str:
-        value = self.run.metrics[self.metric] * share_of(self.run.metric)
-        return f"<Sweep of {len(self.trials)} trials: {self.metric} {value:.4g} with {dict(self.best)}>"
+        value = self.run.metrics[self.metric] * scale_of(self.metric)
+        first = f"<Sweep of {len(self.trials)} trials: {self.metric} {value:.4g} with {dict(self.best)}>"
+        return "\n".join([first, *self.notes])
 
 
-def _key(run: Run, metric: str) -> str:
-    """The column by which trials are compared: that of validation, where a run has one."""
-    return f"val_{metric}" if f"val_{metric}" in run.metrics else metric
+def larger_of(column: str, metric: str) -> bool:
+    """Whether larger values of a column are better. Args: column: its name. metric: that of the runs."""
+    if any(word in column for word in SMALLER_IS_BETTER):
+        return False
+    return is_larger_better(metric_in(column) or metric)
+
+
+def _key(run: Run, objective: str | None) -> str:
+    """The column by which trials are compared; where none is named that of validation, if a run has one.
+
+    Raises:
+        ConfigError: The run has no such column, or it is no number.
+    """
+    metric = run.metric
+    if objective is None:
+        return f"val_{metric}" if f"val_{metric}" in run.metrics else metric
+    numbers = [name for name, value in run.metrics.items() if isinstance(value, int | float)]
+    if objective not in numbers:
+        raise ConfigError(unknown("sweep: objective", objective, numbers))
+    return objective
 
 
 def sweep(
@@ -287,6 +318,7 @@ def sweep(
     space: Mapping[str, Any],
     trials: int = 20,
     *,
+    objective: str | None = None,
     seed: int = 0,
     quiet: bool | None = True,
 ) -> Sweep:
@@ -295,8 +327,11 @@ def sweep(
     Trials run in this process, because only it knows objects that were defined in it. The command
     `rayfed sweep` runs trials of named parts next to each other, ends bad ones early, and can be resumed.
 
-    Trials are compared by the validation splits of the clients, and by their test splits where no client has
-    a validation split; `Sweep.metric` says which. The first trial has the values of the experiment, where
+    Trials are compared by the model that the method deploys, the clients' own models of `local` and `ditto`,
+    on the validation splits of the clients, and on their test splits where no client has a validation split;
+    `Sweep.metric` says which. With `evaluation={"validation": "domains"}` each model is validated on the
+    validation examples of all clients of its domain, as it is tested where these share their test set. The
+    first trial has the values of the experiment, where
     the space contains them. Where every key has a list, combinations are drawn without repetition.
 
     Args:
@@ -304,6 +339,8 @@ def sweep(
         space: By key, such as `local.mu`: a list of values, or a pair (low, high): whole numbers, if both
             are, and of positive numbers the logarithm is drawn uniformly.
         trials: Number of trials; fewer are run where the lists have fewer combinations.
+        objective: Another column of `Run.metrics` by which trials are compared, such as `val_loss` or
+            `worst_client_accuracy`.
         seed: Seed of the search.
         quiet: As of `Experiment.run`.
 
@@ -314,7 +351,8 @@ def sweep(
         raise ConfigError(f"sweep: {trials} trials of {len(space)} keys; give at least one of both")
     for key, values in space.items():
         _check_range(key, values)
-    base = experiment.changed(**{"evaluation.validation": True})
+    validated = experiment.config().evaluation.validation or True  # which kind is the experiment's choice
+    base = experiment.changed(**{"evaluation.validation": validated})
     one_run(base.config())
     own = _own_values(base, space)
     done: list[tuple[Mapping[str, Any], Run]] = []
@@ -322,8 +360,9 @@ def sweep(
     def score(values: Mapping[str, Any]) -> float:
         run = base.changed(**values).run(quiet=quiet)
         done.append((values, run))
-        value: float = run.metrics[_key(run, run.metric)]
-        return -value if is_larger_better(run.metric) else value
+        column = _key(run, objective)
+        value: float = run.metrics[column]
+        return -value if larger_of(column, run.metric) else value
 
     if all(isinstance(values, list) for values in space.values()):
         combinations = [dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())]
@@ -333,7 +372,7 @@ def sweep(
             score(values)
     else:
         _search(space, own, trials, seed, score)
-    return Sweep(trials=done, metric=_key(done[0][1], done[0][1].metric))
+    return Sweep(trials=done, metric=_key(done[0][1], objective))
 
 
 def _search(

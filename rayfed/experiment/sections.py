@@ -45,7 +45,7 @@ class EvaluationKeys(TypedDict, total=False):
     clients: Literal["all"] | int
     personal: bool
     personal_split: Literal["test", "val"]
-    validation: bool
+    validation: bool | Literal["clients", "domains"]
     ties: Literal["first", "last"]
     local_steps: int
     model_of: str | None

@@ -6,11 +6,13 @@ Config, versions and partition are written before the first round.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.config.variants import PROTOCOLS
@@ -19,8 +21,9 @@ from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError, count_of
+from rayfed.evaluation.test_sets import DOMAIN_VALIDATION
 from rayfed.federation.privacy_accountant import AUTO_DELTA
-from rayfed.objective import score_facts
+from rayfed.objective import CLASSES, score_facts
 from rayfed.record.atomic_files import write_table, write_text
 from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import Claim
@@ -125,8 +128,55 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
         tell(fit_width(note, terminal_width()))
     if setup.group.sentence:
         tell(fit_width(setup.group.sentence, terminal_width()))
+    if tested := classes_in_words(setup):
+        tell(fit_width(tested, terminal_width()))
     if skipped := setup.dataset.skipped:
         tell(f"{skipped} unreadable images were skipped (data.on_bad_image=skip)")
+
+
+LOOKED_AT = 1000
+"""Clients whose classes are looked at before a run."""
+
+
+def classes_in_words(setup: Setup) -> str:
+    """Where clients are tested on classes that they do not have: how many, and what validation follows.
+
+    Empty where each client has all classes of its test set, or has its own test set.
+    """
+    partition, targets = setup.partition, np.asarray(setup.dataset.targets)
+    if not partition.official_test or setup.world.objective.reads not in CLASSES or targets.ndim != 1:
+        return ""
+    tested = {name: np.unique(targets[rows]) for name, rows in partition.domain_tests().items()}
+    every = [name for name in partition.table if name not in partition.unseen]
+    looked = every[:: -(-len(every) // LOOKED_AT)]
+    have, wanted = [], []
+    for name in looked:
+        own = setup.world.splits[name]
+        classes = tested[partition.table[name].domain]
+        rows = np.concatenate([own["train"], own["val"]]) if "val" in own else own["train"]
+        have.append(int(np.isin(classes, targets[rows]).sum()))
+        wanted.append(len(classes))
+    if have == wanted:
+        return ""
+    number = range_in_words(wanted)
+    some = "" if len(looked) == len(every) else f" ({len(looked)} of {len(every)} were looked at)"
+    text = f"clients have {range_in_words(have)} of {number} classes{some} and are tested on all {number}"
+    if not setup.experiment.validate:
+        return text
+    if setup.experiment.validation_split == DOMAIN_VALIDATION:
+        return (
+            f"{text}; validation has the classes of all clients of a domain (evaluation.validation=domains)"
+        )
+    return (
+        f"{text}; validation follows the clients' classes (evaluation.validation=domains: those of all "
+        f"clients of a domain)"
+    )
+
+
+def range_in_words(values: Sequence[int]) -> str:
+    """The smallest and the largest of some numbers, such as `2 to 6`."""
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 MOST_NAMED = 100

@@ -234,8 +234,8 @@ class Client:
         transform: Function applied to the inputs of every batch; set in `Local.prepare`.
         augment: Changes the inputs of a training batch at random, given a seed; None: they stay as they are.
         objective: Loss and scores of the task.
-        personal_split: Split on which `fit` scores the model that the client would deploy; empty: that model
-            is not scored in this call.
+        deployed_on: Splits on which the model that the client would deploy is scored in this call, by the
+            beginning of the names of the scores; empty: it is not scored.
         measured: What `measure` was told in this call, by name, in the order of the calls.
         lr_factor: Factor of `train.schedule` in this round, which `config.lr` contains already; for learning
             rates that a method chooses itself.
@@ -253,7 +253,7 @@ class Client:
     config: TrainConfig
     rng: torch.Generator
     store: dict[str, Any] = field(default_factory=dict)
-    personal_split: str = ""
+    deployed_on: Mapping[str, str] = field(default_factory=dict)
     cache: MutableMapping[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, int], Tensor] | None = None

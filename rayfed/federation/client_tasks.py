@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from torch import Tensor
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
 from rayfed.federation.local import Local, logits
-from rayfed.objective import NUM
+from rayfed.objective import NUM, Objective
 from rayfed.tuning.base import copies, train_mode
 from rayfed.types import Broadcast, Update
 
@@ -25,37 +26,49 @@ INSTEAD = "instead"
 """Name in `shared` of values with which a client is scored in place of its tensors, by global name."""
 
 BY_CLASS = "by_class"
-"""Name in `extra` of the numbers that `Objective.by_class` counts."""
+"""Name in `scored` of the numbers that `Objective.by_class` counts."""
+
+OUTPUT, TARGET = "output", "target"
+"""Names in `scored` of the outputs and targets of a set, for metrics over the examples of several sets."""
+
+VALIDATED = "validated"
+"""Beginning of the names of what the model that a client would deploy has on its validation split."""
+
+PERSONAL = "personal"
+"""The same for `evaluation.personal_split`."""
 
 Scoring: TypeAlias = Callable[[Any, Tensor], dict[str, Tensor]]
 
 
 @torch.no_grad()
-def score(client: Client, split: str, by_class: list[Tensor] | None = None) -> dict[str, float]:
+def score(client: Client, split: str, kept: dict[str, Tensor] | None = None) -> dict[str, float]:
     """Mean loss and metrics (fractions) of `client.model` on one split, in evaluation mode.
 
     Args:
         client: The client.
         split: Name of the split.
-        by_class: List to which the numbers by class of every batch are added (`Objective.by_class`).
+        kept: Where the tensors for `Update.scored` are put: counts by class (`Objective.by_class`), or
+            outputs and targets for metrics over sets.
 
     Returns:
         `loss`, `num` (number of examples, or of what they are means over) and the metrics of the task, by
-        name; empty where the split has no examples. For a model with several exits also
-        `<metric>_ensemble`, the metric of the mean over exits, and `<metric>_last_exit`, that of the last.
+        name, but for those that the targets do not define; empty where the split has no examples. For a model
+        with several exits also `<metric>_ensemble`, the metric of the mean over exits, and
+        `<metric>_last_exit`, that of the last.
     """
     client.model.eval()
+    objective = client.objective
     found: dict[str, list[Tensor]] = {}
+    counts: list[Tensor] = []
     together: list[tuple[Tensor, Tensor]] = []
     n = client.data.size(split)
     for x, y in client.batches(split, shuffle=False):
         output = client.model(x)
         for name, value in _sums(client, output, y).items():
             found.setdefault(name, []).append(value)
-        if by_class is not None:
-            counts = client.objective.by_class(client.model.predict(output), y)
-            by_class += [] if counts is None else [counts]
-        if client.objective.over_set:
+        if kept is not None and (own := objective.by_class(client.model.predict(output), y)) is not None:
+            counts.append(own)
+        if objective.over_set or objective.whole:
             together.append((client.model.predict(output), y))
     train_mode(client.model)
     read = iter(numbers([value for values in found.values() for value in values]))
@@ -63,10 +76,31 @@ def score(client: Client, split: str, by_class: list[Tensor] | None = None) -> d
     units = sums.pop(NUM, n)
     means = {name: value / max(units, 1) for name, value in sums.items()}
     if together:
-        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*together, strict=True))
-        whole = {name: float(of(outputs, targets)) for name, of in client.objective.over_set.items()}
-        means |= {name: value for name, value in whole.items() if value == value}  # not NaN: it is defined
+        outputs, targets = (torch.cat(parts) for parts in zip(*together, strict=True))
+        means |= {name: _mean(objective.by_set[name], outputs, targets) for name in sorted(objective.whole)}
+        outputs, targets = outputs.cpu(), targets.cpu()
+        means |= over_set(objective, outputs, targets)
+        if kept is not None and objective.over_set:
+            kept |= {OUTPUT: outputs, TARGET: targets}
+    if counts and kept is not None:
+        kept[BY_CLASS] = torch.stack(counts).sum(0).cpu()
     return {"loss": means.pop("loss"), NUM: units, **means} if n else {}
+
+
+def _mean(of: Callable[[Tensor, Tensor], Tensor], output: Tensor, y: Tensor) -> float:
+    return float(of(output, y).float().mean())
+
+
+def over_set(objective: Objective, output: Tensor, y: Tensor) -> dict[str, float]:
+    """Metrics over all examples of a set, by name, but for those that its targets do not define.
+
+    Args:
+        objective: The task.
+        output: Outputs for all examples, on the CPU.
+        y: Their targets, on the CPU.
+    """
+    values = {name: float(of(output, y)) for name, of in objective.over_set.items()}
+    return {name: value for name, value in values.items() if value == value}  # not NaN: it is defined
 
 
 def _sums(client: Client, output: Any, y: Tensor) -> dict[str, Tensor]:
@@ -100,11 +134,10 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
     instead = sent.shared.get(INSTEAD, {})
     own = copies(client.model) if instead else {}
     client.load(instead)
-    counts: list[Tensor] = []
-    metrics = score(client, split, counts)
+    kept: dict[str, Tensor] = {}
+    metrics = score(client, split, kept)
     client.load(own)
-    extra = {BY_CLASS: torch.stack(counts).sum(0)} if counts else {}
-    return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics, extra=extra)
+    return Update(client=client.id, num_examples=client.data.size(split), metrics=metrics, scored=kept)
 
 
 @torch.no_grad()
@@ -118,13 +151,19 @@ def evaluate_pack(client: Client, sent: Broadcast, split: str) -> Update:
         split: Name of the split.
 
     Returns:
-        An answer with `extra[SETS]`: the metrics of the sets, as of `score`, by name; float64, shape (S,).
+        An answer with `extra[SETS]`: the metrics of the sets, as of `score`, by name, NaN where a set does
+        not define one; float64, shape (S,). Its `scored` has what `score` keeps, for all sets: outputs and
+        targets one after the other, and counts by class, shape (S, 3, C).
     """
     client.model.eval()
+    objective = client.objective
     found: dict[str, list[Tensor]] = {}
+    together: list[tuple[Tensor, Tensor]] = []
     for x, y in client.batches(split, shuffle=False):
-        for name, values in _scores(client, client.model(x), y, client.objective.values).items():
+        output = client.model(x)
+        for name, values in _scores(client, output, y, objective.values).items():
             found.setdefault(name, []).append(values)
+        together.append((client.model.predict(output), y))
     train_mode(client.model)
     sizes = sent.shared[SETS].cpu().numpy()
     first = np.cumsum(sizes) - sizes
@@ -133,11 +172,41 @@ def evaluate_pack(client: Client, sent: Broadcast, split: str) -> Update:
     units = sums.get(NUM, sizes)
     means = {name: own / np.maximum(units, 1) for name, own in sums.items() if name != NUM}
     means |= {NUM: units} if NUM in sums else {}
+    by_set, kept = _set_by_set(objective, together, sizes.tolist())
     return Update(
         client=client.id,
         num_examples=int(sizes.sum()),
-        extra={SETS: {name: torch.from_numpy(own) for name, own in means.items()}},
+        extra={SETS: {name: torch.from_numpy(own) for name, own in (means | by_set).items()}},
+        scored=kept,
     )
+
+
+def _set_by_set(
+    objective: Objective, together: list[tuple[Tensor, Tensor]], sizes: list[int]
+) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Tensor]]:
+    """Values of the sets of a pack that no single example has, and tensors that are kept of them.
+
+    Args:
+        objective: The task.
+        together: Outputs and targets of the batches of the pack.
+        sizes: Number of examples of each set.
+
+    Returns:
+        Values by name, shape (S,), and tensors as of `score`.
+    """
+    output, y = together[0] if len(together) == 1 else map(torch.cat, zip(*together, strict=True))
+    sets = list(zip(output.split(sizes), y.split(sizes), strict=True))
+    values = {name: [_mean(of, *own) for own in sets] for name, of in objective.by_set.items()}
+    kept: dict[str, Tensor] = {}
+    if objective.over_set:
+        output, y = output.cpu(), y.cpu()
+        kept |= {OUTPUT: output, TARGET: y}
+        each = [over_set(objective, *own) for own in zip(output.split(sizes), y.split(sizes), strict=True)]
+        values |= {name: [one.get(name, float("nan")) for one in each] for name in objective.over_set}
+    counts = [own for own in (objective.by_class(*one) for one in sets) if own is not None]
+    if counts:
+        kept[BY_CLASS] = torch.stack(counts).to(torch.int32).cpu()
+    return {name: np.array(own) for name, own in values.items()}, kept
 
 
 def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str = "") -> Update:
@@ -152,8 +221,8 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
         end: The same for the trained model, as end/loss and end/<metric>.
 
     Returns:
-        The answer of `local.train`, with these metrics added. Where `client.personal_split` is set, the model
-        that the client would deploy is scored too, as personal/loss and personal/<metric>.
+        The answer of `local.train`, with these metrics added. On each of `client.deployed_on` the model that
+        the client would deploy is scored too, such as personal/loss and personal/<metric>.
     """
     metrics: dict[str, float] = {}
     local.prepare(client, sent)
@@ -164,10 +233,56 @@ def fit(client: Client, sent: Broadcast, local: Local, start: str = "", end: str
     if end:
         client.load(update.params)
         metrics |= _with_prefix("end", score(client, end))
-    if client.personal_split:
+    kept: dict[str, Tensor] = {}
+    if client.deployed_on:
         local.personalize(client, sent, update)
-        metrics |= _with_prefix("personal", score(client, client.personal_split))
-    return replace(update, metrics={**update.metrics, **metrics}) if metrics else update
+        found, kept = score_deployed(client)
+        metrics |= found
+    return replace(update, metrics={**update.metrics, **metrics}, scored=kept) if metrics else update
+
+
+def score_deployed(client: Client) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics of the model of a client on each of `client.deployed_on`, and what is kept, with its names."""
+    metrics: dict[str, float] = {}
+    kept: dict[str, Tensor] = {}
+    for name, split in client.deployed_on.items():
+        own: dict[str, Tensor] = {}
+        metrics |= _with_prefix(name, score(client, split, own))
+        kept |= {f"{name}/{what}": value for what, value in own.items()}
+    return metrics, kept
+
+
+def deployed(client: Client, sent: Broadcast, local: Local) -> Update:
+    """Task that scores the model which a client would deploy that does not train in this round.
+
+    The store of the client, and what stays at it, are as before.
+
+    Args:
+        client: The client; its model holds `sent.params`.
+        sent: Message from the server.
+        local: Client half of the method, whose `personalize` loads what the client kept for itself, or adapts
+            what it received. A client that has kept nothing deploys what it received.
+
+    Returns:
+        An answer with the scores on `client.deployed_on`, and without tensors.
+    """
+    with unchanged(client):
+        local.prepare(client, sent)
+        client.end_training()
+        local.personalize(client, sent, client.update())
+        metrics, kept = score_deployed(client)
+    return Update(client=client.id, metrics=metrics, scored=kept)
+
+
+@contextmanager
+def unchanged(client: Client) -> Iterator[None]:
+    """Put the store of a client, and the values that it may change, back after the block."""
+    store = deepcopy(client.store)
+    values = copies(client.model)
+    yield
+    client.load(values)
+    client.store.clear()
+    client.store.update(store)
 
 
 def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:
@@ -185,18 +300,16 @@ def adapt(client: Client, sent: Broadcast, local: Local, steps: int) -> Update:
     Returns:
         An answer with the scores on the test split, as of `score`, and without tensors.
     """
-    store = deepcopy(client.store)
-    values = copies(client.model)
-    client.config = replace(client.config, local_steps=steps, max_steps=None)
-    local.prepare(client, sent)
-    update = local.train(client, sent)
-    client.end_training()
-    local.personalize(client, sent, update)
-    metrics = score(client, "test")
-    client.load(values)
-    client.store.clear()
-    client.store.update(store)
-    return Update(client=client.id, num_examples=client.data.size("test"), metrics=metrics)
+    kept: dict[str, Tensor] = {}
+    with unchanged(client):
+        client.config = replace(client.config, local_steps=steps, max_steps=None)
+        local.prepare(client, sent)
+        update = local.train(client, sent)
+        client.end_training()
+        local.personalize(client, sent, update)
+        metrics = score(client, "test", kept)
+    num = client.data.size("test")
+    return Update(client=client.id, num_examples=num, metrics=metrics, scored=kept)
 
 
 def _with_prefix(prefix: str, metrics: dict[str, float]) -> dict[str, float]:

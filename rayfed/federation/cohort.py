@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.errors import NobodyAnsweredError
@@ -75,11 +76,12 @@ TRAINING = "fit"
 
 @dataclass(frozen=True)
 class Answer:
-    """Metrics that one client returned in one exchange."""
+    """Metrics that one client returned in one exchange, and what was kept for scores of several clients."""
 
     exchange: str
     client: str
     metrics: Mapping[str, float]
+    scored: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -273,7 +275,7 @@ class Cohort(Federation):
                 self.ledger.tokens += update.tokens
                 self.ledger.learned += update.learned
                 if update.metrics:
-                    self.ledger.scores.append(Answer(tag, call.client, update.metrics))
+                    self.ledger.scores.append(Answer(tag, call.client, update.metrics, update.scored))
             self.ledger.transfers.append(row)
         if each and not answers:
             raise NobodyAnsweredError(f"round {self.round + 1}: no client answered in exchange {tag!r}")

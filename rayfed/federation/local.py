@@ -113,7 +113,18 @@ class Local:
         return client.objective.loss(logits(client.model(x)), y) if found is None else found
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
-        """Load the model that this client would deploy into `client.model`; by default the trained one."""
+        """Load the model that this client would deploy into `client.model`; by default the trained one.
+
+        Where personal models are scored, this also runs at clients that did not train in the round, with
+        their present values as `update`: those that they received, and those that stayed. What a client keeps
+        for itself is in `client.store`, which is empty until it trains: `client.store.get("own", {})`. What
+        is changed in the store is put back.
+
+        Args:
+            client: The client.
+            sent: Message from the server.
+            update: The answer of `train`.
+        """
         client.load(update.params)
 
 

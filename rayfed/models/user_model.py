@@ -807,7 +807,7 @@ def _first_loss(
         with warnings.catch_warnings():  # torch only warns where it compares every output with every target
             warnings.filterwarnings("error", message="Using a target size")
             loss = torch.stack([objective.loss(each, y) for each in several]).sum()
-            return loss, objective.values(model.predict(output), y)
+            return loss, objective.check(model.predict(output), y)
     except ConfigError:
         raise
     except Exception as err:

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from rayfed.config.schema import changes, config_changes
 from rayfed.errors import ConfigError
-from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Executor, Kept
 from rayfed.record.atomic_files import write_bytes, write_text
 from rayfed.record.history import History
@@ -39,7 +38,6 @@ FORMAT = 2
 FACTS = "checkpoint.json"
 WHAT = {
     "stores": "which client has which store",
-    "personal": "the scores of the clients' own models",
     "config": "the config",
     "data": "the digests of the data",
 }
@@ -240,12 +238,10 @@ class Saved:
 
     Attributes:
         state: State of the server after the round.
-        personal: Last scores of the clients' personal models, by client.
         stores: File of each client's private store.
     """
 
     state: ServerState
-    personal: Mapping[str, Score]
     stores: Mapping[str, Path]
 
 
@@ -273,7 +269,6 @@ class Checkpoints:
     def save(
         self,
         state: ServerState,
-        personal: Evaluation | None,
         stores: Mapping[str, Kept],
         executor: Executor,
         history: str = "",
@@ -282,7 +277,6 @@ class Checkpoints:
 
         Args:
             state: State of the server after the round.
-            personal: Last scores of the clients' personal models.
             stores: References to the private stores of the clients.
             executor: Fetches a store by its reference.
             history: Digest of the round's history file; empty: the history is not checked when this
@@ -297,13 +291,11 @@ class Checkpoints:
             self._held = {path: set(_stores(path).values()) for path in self._all()}
         names = {client: self._write_store(client, kept, executor) for client, kept in stores.items()}
         data = to_bytes({f.name: getattr(state, f.name) for f in fields(state)}, "state")
-        scores = personal.clients if personal else {}
         facts = {
             "format": FORMAT,
             "round": state.round + 1,
             "state": hashlib.sha256(data).hexdigest(),
             "stores": names,
-            "personal": {client: asdict(score) for client, score in scores.items()},
             "history": history,
             "config": self._basis.config,
             "data": self._basis.data,
@@ -433,13 +425,12 @@ def _read(path: Path, start: Params) -> Saved:
             _check_content(_store_file(path.parent, name), name)
         _check_content(path / STATE, facts["state"])
         state = ServerState(**from_file(path / STATE))
-        personal = {client: Score(**score) for client, score in facts["personal"].items()}
         if path.name != f"round-{state.round + 1:06d}":
             raise DamagedError(f"{STATE} belongs to round {state.round + 1}")
         _check_params(state.params, start)
         History(path.parent.parent).check_unchanged(state.round + 1, facts.get("history", ""))
     files = {client: _store_file(path.parent, name) for client, name in stores.items()}
-    return Saved(state=state, personal=personal, stores=files)
+    return Saved(state=state, stores=files)
 
 
 def _checked_stores(facts: Mapping[str, Any]) -> dict[str, str]:

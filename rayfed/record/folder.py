@@ -312,8 +312,10 @@ class RunFolder:
         for model, scores in done.scores.items():
             for kind in ("clients", "domains", "held_out", "unseen"):
                 for name, score in getattr(scores, kind).items():
-                    for metric, value in ((score.metric, score.value), ("loss", score.loss)):
-                        rows.append(self._row(number, f"report_{kind}", name, model, metric, value))
+                    own = {score.metric: score.value, "loss": score.loss, **score.more}
+                    for metric, value in own.items():
+                        if value is not None:  # its examples define it
+                            rows.append(self._row(number, f"report_{kind}", name, model, metric, value))
         return rows
 
     def _row(

@@ -20,12 +20,14 @@ from rayfed.report.final_table import (
     final_table,
     head_notes,
     last_evaluated,
+    level_words,
     own_tensors,
     percent,
     privacy_notes,
     sample_note,
     scores_of,
     scores_without,
+    some_clients,
     told_apart,
     total_cost,
     total_steps,
@@ -118,8 +120,16 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     unit = " in percent" if share_of(metric) != 1 else ""
     notes = (f"{metric} on the test {examples}{unit}, after the last scored round", *notes)
     again = (KINDS[kind] for kind in shown)
-    columns = ("method", "round", *names, *STATISTICS.values(), *again, *COST)
-    return Table(title, columns, rows, (*notes, *_alike(found)))
+    statistics = {**STATISTICS, "{}": level_words(metric)}
+    columns = ("method", "round", *names, *statistics.values(), *again, *COST)
+    return Table(title, columns, rows, (*notes, *_of_some(found), *_alike(found)))
+
+
+def _of_some(found: Sequence[_Scored]) -> Iterator[str]:
+    """Notes on methods whose scores are not those of all clients."""
+    for method in found:
+        if method.row and (some := some_clients(method.row)):
+            yield f"{method.name}: scored are {some}"
 
 
 def _alike(found: Sequence[_Scored]) -> Iterator[str]:

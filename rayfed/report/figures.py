@@ -11,7 +11,7 @@ from rayfed.record.readers import COMPARE, ROWS
 from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
-from rayfed.report.final_table import RunTables, in_words, span, unit_of
+from rayfed.report.final_table import RunTables, in_words, level_words, span, unit_of
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.method_figures import (
@@ -229,7 +229,7 @@ def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str
         return None
     figure, axes = style.canvas(1, len(costs), (1.6 + 3.4 * len(costs), 3.2), sharey=True)
     curves = style.looks((metric, worst))
-    labels = {metric: "mean over clients", worst: "worst domain"}
+    labels = {metric: level_words(metric), worst: "worst domain"}
     for axis, (label, values) in zip(axes[0], costs.items(), strict=True):
         for key, look in curves.items():
             points = [
@@ -278,7 +278,7 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
     numbers = [row["round"] for row in every if metric and row.get(metric) is not None]
     if metric is None or not numbers:
         return None
-    panels = {metric: "mean over clients", f"worst_domain_{metric}": "worst domain"}
+    panels = {metric: level_words(metric), f"worst_domain_{metric}": "worst domain"}
     figure, axes = style.canvas(1, len(panels), (2.0 + 3.4 * len(panels), 3.4), sharey=True)
     known = style.looks(runs)
     for axis, (key, title) in zip(axes[0], panels.items(), strict=True):

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.federation.privacy_accountant import AUTO_DELTA
-from rayfed.objective import METRICS, SEGMENTATION, LanguageModeling, is_larger_better, metric_of, share_of
+from rayfed.objective import (
+    METRICS,
+    POOLED,
+    SEGMENTATION,
+    LanguageModeling,
+    is_larger_better,
+    metric_of,
+    share_of,
+)
 from rayfed.record.history import History
 from rayfed.record.readers import (
     OWN_TENSORS,
@@ -258,7 +266,7 @@ NOBODY: Mapping[str, int] = {}
 
 def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The last row with scores; empty where no round was evaluated."""
-    return next((row for row in reversed(rows) if metric_of(row)), {})
+    return next((row for row in reversed(rows) if metric_of(row) or row.get("clients_scored")), {})
 
 
 DOMAINS = {"report_domains": "", "report_held_out": " (held out)"}
@@ -398,17 +406,53 @@ def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
 
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
+    if row.get("clients_scored") and not metric_of(row):
+        notes.append(f"the metric is defined by the test examples of none of {row['clients_scored']} clients")
     for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
         if metric := metric_of(row, prefix):
-            statistics = (metric, f"{metric}_domain", "sigma_type", "sigma_client", f"worst_domain_{metric}")
-            clients, domains, by_type, by_client, worst = (
-                percent(row[prefix + k], metric) for k in statistics
-            )
-            notes.append(
-                f"{name}mean over clients {clients}, over domains {domains}; sigma_type {by_type}, "
-                f"sigma_client {by_client}; worst domain {row[prefix + 'worst_domain']} {worst}"
-            )
+            parts = {
+                f"{level_in_words(row, metric, prefix)} ": metric,
+                ", over domains ": f"{metric}_domain",
+                "; sigma_type ": "sigma_type",
+                f", sigma_client{_defined_in_words(row, prefix)} ": "sigma_client",
+                f"; worst domain {row.get(prefix + 'worst_domain')} ": f"worst_domain_{metric}",
+            }
+            values = {words: row.get(prefix + key) for words, key in parts.items()}
+            shown = (words + percent(value, metric) for words, value in values.items() if value is not None)
+            notes.append(name + "".join(shown))
     return [*notes, *_unseen_notes(row)]
+
+
+def level_words(metric: str) -> str:
+    """Words for the score of a run without prefix, such as `mean over clients`."""
+    return "over all examples" if metric in POOLED else "mean over clients"
+
+
+def level_in_words(row: Mapping[str, Any], metric: str, prefix: str = "") -> str:
+    """Words for the score of a round, such as `mean over clients`, or `mean over 40 of 200 clients`.
+
+    Args:
+        row: Row of the round.
+        metric: The metric of the score.
+        prefix: Beginning of the names of the columns: of the deployed model, or `global_` or `personal_`.
+    """
+    words = level_words(metric)
+    some = some_clients(row, prefix)
+    if not some:
+        return words
+    return f"over all examples of {some}" if metric in POOLED else f"mean over {some}"
+
+
+def some_clients(row: Mapping[str, Any], prefix: str = "") -> str:
+    """Of how many clients a score is, such as `40 of 200 clients`; empty: of all of them."""
+    scored, in_all = row.get(f"{prefix}clients_scored"), row.get(f"{prefix}clients_in_all")
+    return f"{scored} of {in_all} clients" if scored and in_all and scored < in_all else ""
+
+
+def _defined_in_words(row: Mapping[str, Any], prefix: str) -> str:
+    """Number of clients that define the metric, in brackets; empty: all that were scored."""
+    defined = row.get(f"{prefix}clients_defined")
+    return "" if defined is None else f" ({defined} of {row[f'{prefix}clients_scored']} clients)"
 
 
 LAST = 5
@@ -440,7 +484,7 @@ def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def sample_note(config: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A note where the global model was scored on the test sets of some clients only.
+    """A note where models were scored on the test sets of some clients only.
 
     Args:
         config: The config of the run.
@@ -450,7 +494,7 @@ def sample_note(config: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) 
     wanted = config["evaluation"].get("clients", "all")
     scored = sum(s["exchange"] == "report_clients" and s["model"] == "global" for s in scores)
     if wanted != "all" and 0 < scored <= wanted:
-        yield f"global model scored on {scored} clients (evaluation.clients), the same for all methods"
+        yield f"models scored on {scored} clients (evaluation.clients), the same for all methods"
 
 
 def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:

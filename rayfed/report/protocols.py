@@ -19,7 +19,7 @@ import numpy as np
 from rayfed.config.schema import Config
 from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
-from rayfed.objective import METRICS, metric_of
+from rayfed.objective import METRICS, is_larger_better, metric_of
 from rayfed.record.readers import COMPARE, read_rows
 from rayfed.report.final_table import (
     LAST_ROUND,
@@ -90,14 +90,22 @@ class HeldOutScore:
 
 
 def selected_row(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]:
-    """Row of the selected round: the first or the last with the highest validation score."""
-    scored = [(row[f"val_{metric}"], row) for row in rows if (metric := metric_of(row, "val_"))]
-    fallback = scored[-1]
+    """Row of the selected round: the first or the last with the best validation score of the shared model.
+
+    Where a method deploys the clients' own models, `val_...` is of these, and `global_val_...` of that one.
+    """
+    scored: list[tuple[float | None, dict[str, Any]]] = []
+    for row in rows:
+        prefix = "global_val_" if metric_of(row, "global_val_") else "val_"
+        if metric := metric_of(row, prefix):
+            value = row[prefix + metric]
+            sign = 1.0 if is_larger_better(metric) else -1.0
+            scored.append((None if value is None else sign * value, row))
+    fallback = scored[-1][1]
     if ties == "last":
         scored.reverse()
-    return max((pair for pair in scored if pair[0] is not None), key=lambda pair: pair[0], default=fallback)[
-        1
-    ]
+    known = ((value, row) for value, row in scored if value is not None)
+    return max(known, key=lambda pair: pair[0], default=(0.0, fallback))[1]
 
 
 def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:

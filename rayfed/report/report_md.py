@@ -31,6 +31,7 @@ ONLY_UNDER = {
 
 WORDS = {
     "mean over clients": "each client counts once, however many examples it has",
+    "over all examples": "computed once from the test examples of all clients together",
     "mean over domains": "each domain counts once, with the mean over its clients",
     "sigma_type": "population standard deviation over domains of their scores, in percentage points; 0: the "
     "model is equally good for all domains",

@@ -26,7 +26,7 @@ from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
 from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
 from rayfed.report.comparison import frozen_notes
-from rayfed.report.final_table import head_notes, total_cost, total_steps
+from rayfed.report.final_table import head_notes, level_words, some_clients, total_cost, total_steps
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
@@ -478,10 +478,12 @@ def level(group: Sequence[Member]) -> float:
     return -math.inf if mean is None else sign * mean
 
 
+CLIENTS = "mean over clients"
+"""Name of the score of a run, for all metrics but those over all examples."""
 STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
     "held-out domain": ("percent", lambda m: m.run.held_out_score),
     MEAN: ("percent", lambda m: m.run.number("{}_domain")),
-    "mean over clients": ("percent", lambda m: m.run.number("{}")),
+    CLIENTS: ("percent", lambda m: m.run.number("{}")),
     "worst domain": ("percent", lambda m: m.run.number("worst_domain_{}")),
     "unseen clients": ("percent", lambda m: m.run.unseen.get("unseen clients")),
     "unseen clients, adapted": ("percent", lambda m: m.run.unseen.get("unseen clients, adapted")),
@@ -498,7 +500,7 @@ def _shown_statistics(members: Sequence[Member]) -> dict[str, tuple[Kind, Callab
     """The statistics that some run has."""
     metric = members[0].run.metric if members else METRICS[0]
     return {
-        n: (shown_as(k, metric), of)
+        level_words(metric) if n == CLIENTS else n: (shown_as(k, metric), of)
         for n, (k, of) in STATISTICS.items()
         if any(of(m) is not None for m in members)
     }
@@ -782,7 +784,7 @@ MOST_METHODS = 8
 
 MEASURES: Mapping[str, Callable[[Member], float | None]] = {
     "mean over domains": lambda m: m.run.number("{}_domain"),
-    "mean over clients": lambda m: m.run.number("{}"),
+    CLIENTS: lambda m: m.run.number("{}"),
     "worst domain": lambda m: m.run.number("worst_domain_{}"),
     "held-out domain": lambda m: m.run.held_out_score,
 }
@@ -832,10 +834,17 @@ def _heads(members: Sequence[Member]) -> list[str]:
 def _own_models(members: Sequence[Member]) -> str:
     """A sentence on methods whose scores are those of personal models, where others have a global one."""
     own = dict.fromkeys(member.method for member in members if member.run.deployed == "personal")
+    some = {
+        member.method: words
+        for member in members
+        if (words := some_clients(member.run.row, member.run.prefix))
+    }
+    of_some = "".join(f" {method}: scored are {words}." for method, words in some.items())
     if not own or all(member.method in own for member in members):
-        return ""
+        return of_some
     return (
         f" Scored are the clients' personal models of {', '.join(own)}, and the global model of the others."
+        + of_some
     )
 
 

@@ -26,6 +26,8 @@ from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
 from rayfed.report.final_table import (
     fault_notes,
     head_notes,
+    level_in_words,
+    level_words,
     own_tensors,
     privacy_notes,
     selection_notes,
@@ -70,6 +72,7 @@ def summary(run: PageRun) -> Section:
 
 def _unit(words: str, run: PageRun) -> str:
     """Words with the unit of the metric: none, where it is no share."""
+    words = words.replace("mean over clients", level_in_words(run.row, run.metric, run.prefix))
     return words if share_of(run.metric) != 1 else words.removesuffix(", %").removesuffix(", points")
 
 
@@ -374,7 +377,8 @@ def fairness(run: PageRun) -> Section:
         caption = "Population standard deviations; 0: the model is equally good for all."
         shown = [one for one in deviations if one.x]
         parts.append(curves("Deviation of the scores", shown, ROUND, axis, caption))
-    levels = [of_rounds(run, key.format(run.metric), words) for key, words in LEVELS.items()]
+    known = {**LEVELS, "{}": level_words(run.metric)}
+    levels = [of_rounds(run, key.format(run.metric), words) for key, words in known.items()]
     if shown := [one for one in levels if one.x]:
         axis = share_axis(run.metric)
         caption = "A tenth: the mean over that many clients; shown from ten clients on."
@@ -591,7 +595,7 @@ def _score_over(
     total = list(accumulate(map(of, run.rounds)))
     points = [(t, row[key]) for t, row in zip(total, run.rounds, strict=True) if row.get(key) is not None]
     if points and total[-1]:
-        series = Series(label="mean over clients", x=[t for t, _ in points], y=[v for _, v in points])
+        series = Series(label=level_words(run.metric), x=[t for t, _ in points], y=[v for _, v in points])
         yield curves(title, [series], axis, share_axis(run.metric), caption)
 
 
@@ -733,6 +737,7 @@ PICTURES = {
 SHOWN_ELSEWHERE = (
     *("round", "worst_domain", "clients", "loss", "missing", "lr", "virtual_seconds", "virtual_time"),
     *("bytes_", "seconds", "sigma_", "val_", "personal_", "global_", "held_out_", "worst_", "best_"),
+    *("clients_",),
     *METRICS,
 )
 """Beginnings of columns of a round that other sections show."""

@@ -249,12 +249,11 @@ def swapped(facts):
 EDITS = {
     "two stores swapped": (swapped, "which client has which store"),
     "a store removed": (lambda facts: facts["stores"].popitem(), "which client has which store"),
-    "a score": (lambda facts: next(iter(facts["personal"].values())).update(value=1.0), "the scores"),
     "the round": (lambda facts: facts.update(round=2), "round was changed"),
     "the config": (lambda facts: facts["config"]["train"].update(lr=9.0), "the config"),
     "the data": (lambda facts: facts["data"].update(data_digest="0"), "the digests of the data"),
     "a seal": (lambda facts: facts["seals"].pop("stores"), "which client has which store"),
-    "a fact": (lambda facts: facts.pop("personal"), "the scores"),
+    "a fact": (lambda facts: facts.pop("data"), "the digests of the data"),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 from rayfed.client_facts import ClientTable
 from rayfed.engine.loop import Training, headline, is_due
 from rayfed.errors import ConfigError
-from rayfed.evaluation.metrics import evaluation, personal, pool, summary
+from rayfed.evaluation.metrics import evaluation, of_deployed, pool, summary
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.federation.local import Local
@@ -108,17 +108,16 @@ def test_sets_that_did_not_answer_are_left_out_and_the_others_keep_their_own_sco
     assert summary(evaluation(sets, {})) == {}
 
 
-def test_personal_scores_are_the_last_known_ones():
+def test_scores_of_deployed_models_are_those_of_the_last_answer_by_their_name():
     def own(client, accuracy):
-        return Answer(
-            "fit", client, {"personal/accuracy": accuracy, "personal/loss": 1.0, "personal/num": 10}
-        )
+        metrics = {"personal/accuracy": accuracy, "personal/loss": 1.0, "personal/num": 10, "start/loss": 3.0}
+        return Answer("fit", client, metrics, {"personal/by_class": accuracy, "validated/by_class": 9.0})
 
-    first = personal(None, [own("c0", 0.2), own("c3", 0.6)], CLIENTS)
-    second = personal(first, [own("c0", 0.4), Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS)
-    assert {c: s.value for c, s in second.clients.items()} == {"c0": 0.4, "c3": 0.6}
-    assert {d: s.value for d, s in second.domains.items()} == {"a": 0.4, "b": 0.6}
-    assert personal(None, [Answer("fit", "c1", {"start/loss": 1.0})], CLIENTS) is None
+    found = of_deployed([own("c0", 0.2), own("c3", 0.6), own("c0", 0.4)], "personal")
+    assert {c: one.metrics["accuracy"] for c, one in found.items()} == {"c0": 0.4, "c3": 0.6}
+    assert {c: one.scored for c, one in found.items()} == {"c0": {"by_class": 0.4}, "c3": {"by_class": 0.6}}
+    assert found["c0"].num_examples == 10
+    assert of_deployed([Answer("fit", "c1", {"start/loss": 1.0})], "personal") == {}
 
 
 def test_the_headline_is_that_of_the_deployed_model():

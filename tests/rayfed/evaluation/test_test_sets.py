@@ -106,5 +106,5 @@ def test_the_clients_that_are_scored_are_drawn_once_by_the_seed():
 
 def test_the_table_says_how_many_clients_were_scored(small):
     result = small("evaluation.clients=2", "data.limit=60", "data.test=0.3")
-    assert "global model scored on 2 clients (evaluation.clients)" in (result.path / "report.md").read_text()
+    assert "models scored on 2 clients (evaluation.clients)" in (result.path / "report.md").read_text()
     assert result.metrics["worst_domain"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError, StorageError
-from rayfed.evaluation.metrics import Evaluation, Score
 from rayfed.federation.executor import Kept
 from rayfed.record import ownership
 from rayfed.record.checkpoint import Checkpoints, from_file, restore, to_bytes
@@ -86,14 +85,11 @@ def state(round):
     )
 
 
-PERSONAL = Evaluation(clients={"c": Score(value=0.1, loss=2.0, num=3)}, domains={}, held_out={})
-
-
 def write(folder, rounds, keep=2, executor=None):
     executor = executor or Stores(a={"own": WEIGHT}, b={"n": 1})
     checkpoints = Checkpoints(folder, keep)
     for r in range(rounds):
-        checkpoints.save(state(r), PERSONAL, executor.stores(), executor)
+        checkpoints.save(state(r), executor.stores(), executor)
     return checkpoints, executor
 
 
@@ -111,7 +107,6 @@ def test_everything_comes_back(tmp_path):
         {"m": {"c": 0.5}},
         (0, 2),
     )
-    assert found.personal == PERSONAL.clients
     restore(found.stores, executor)
     assert list(executor.kept) == ["a", "b"]
     assert torch.equal(executor.kept["a"].value["own"], WEIGHT)
@@ -128,11 +123,11 @@ def test_only_the_last_ones_stay_and_a_store_is_written_once(tmp_path):
     assert executor.fetched == [0, 1]
     executor.kept["a"] = Kept(9, {"own": WEIGHT + 1})
     for r in (5, 6):
-        checkpoints.save(state(r), None, executor.stores(), executor)
+        checkpoints.save(state(r), executor.stores(), executor)
     assert executor.fetched == [0, 1, 9]
     assert len(list((checkpoints.path / "stores").iterdir())) == 2  # the old one of a is gone
     again = Checkpoints(tmp_path, keep=1)
-    again.save(state(7), None, {}, executor)
+    again.save(state(7), {}, executor)
     assert [p.name for p in (checkpoints.path).iterdir() if p.name.startswith("round")] == ["round-000008"]
     assert not list((checkpoints.path / "stores").iterdir())
 
@@ -203,7 +198,7 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rayfed.record.checkpoint.write_bytes", full)
     with pytest.raises(StorageError):
-        checkpoints.save(state(1), None, executor.stores(), executor)
+        checkpoints.save(state(1), executor.stores(), executor)
     monkeypatch.undo()
     assert load(tmp_path).state.round == 0
 
@@ -219,7 +214,7 @@ def test_the_list_of_files_does_not_grow_with_what_was_removed(tmp_path, monkeyp
             executor = Stores(**{f"c{i}": {"own": WEIGHT + 10 * r + i} for i in range(4)})
             for i, kept in enumerate(executor.kept.values()):
                 executor.kept[f"c{i}"] = Kept(10 * r + i, kept.value)
-            checkpoints.save(state(r), None, executor.stores(), executor)
+            checkpoints.save(state(r), executor.stores(), executor)
             sizes.append((tmp_path / "run" / ownership.NAMES).stat().st_size)
         names = ownership.names_of(tmp_path / "run")
         assert max(sizes) < 6_000  # about 30 kB without tidying

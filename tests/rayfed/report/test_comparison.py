@@ -65,7 +65,7 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
 )
 def test_a_sample_of_clients_is_said_where_there_is_one(compared, also, said):
     folders = compared("evaluation.clients=3", *also)
-    note = "global model scored on 3 clients (evaluation.clients), the same for all methods"
+    note = "models scored on 3 clients (evaluation.clients), the same for all methods"
     assert (note in table_of_methods(folders).notes) is said
     assert (note in final_table(folders[0]).notes) is said
 
