@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -502,7 +502,8 @@ PATHS = (
     *("output", "data.root", "data.cache", "data.partition.file", "model.weights", "evaluation.model_of"),
     *(f"faults.{name}" for name in ("trace", "devices", "sessions")),
 )
-"""Keys that may hold a path; `~` in them stands for a home folder."""
+"""Keys that may hold a path; `~` in them stands for a home folder, and relative ones begin where the command
+was started."""
 
 STAGES = ("clip", "noise", "top_k", "fp16", "int8")
 """Names of the stages of `channel`; the first three have a strength."""
@@ -513,7 +514,7 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
     `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
     a list or a name in `data.augment` is a section, `data.population: N` is `data.population.clients: N`, and
-    `~` in a path is the home folder.
+    paths (`PATHS`) begin at the root of the file system.
 
     Raises:
         ConfigError: A path begins with `~` and names no home folder, the system allows no such path, or a
@@ -532,9 +533,16 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         tree = {**tree, "channel": _stages(channel)}
     if isinstance(model := tree.get("model"), Mapping):
         tree = {**tree, "model": with_weights(model)}
-    for key in PATHS:
+    for key in (*PATHS, *(f"data.targets.{name}.root" for name in _targets(tree))):
         tree = _at_home(tree, key.split("."), key)
     return tree
+
+
+def _targets(tree: Mapping[str, Any]) -> Iterable[str]:
+    """Names of the data sets in `data.targets` that have a section; names with dots are left out."""
+    data = tree.get("data")
+    targets = data.get("targets") if isinstance(data, Mapping) else None
+    return [name for name in targets if "." not in name] if isinstance(targets, Mapping) else []
 
 
 def _population_section(value: Any) -> Mapping[str, Any]:
@@ -579,14 +587,17 @@ def _stages(names: str | Sequence[Any]) -> list[Any]:
 
 
 def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
-    """The tree with the home folder written out in one value, where that is a path; the path is checked."""
+    """The tree with one path written out, from the root of the file system; the path is checked.
+
+    So a saved config finds its files from any folder. Only `output` stays relative, as a run may be moved.
+    """
     name, *rest = path
     value = tree.get(name)
     if rest:
         return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         there = user_path(value, key)
-        return {**tree, name: str(there)} if value.startswith("~") else tree
+        return {**tree, name: str(there if key == "output" else there.absolute())}
     return tree
 
 
@@ -644,12 +655,25 @@ def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in {**old, **new}:
             yield from changes(old.get(name), new.get(name), f"{key}.{name}" if key else str(name))
-    elif _comparable(old) != _comparable(new) and (not _under(key, HARMLESS) or _under(key, BINDING)):
+    elif (
+        _comparable(old) != _comparable(new)
+        and not _same_path(key, old, new)
+        and (not _under(key, HARMLESS) or _under(key, BINDING))
+    ):
         yield key, old, new
 
 
 def _comparable(value: Any) -> Any:
     return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _same_path(key: str, old: Any, new: Any) -> bool:
+    """Whether two values of a key are one path. Earlier versions kept relative paths as they were written."""
+    if key not in PATHS or not (isinstance(old, str) and isinstance(new, str)):
+        return False
+    return old == new or (
+        not Path(old).is_absolute() and Path(new).parts[-len(Path(old).parts) :] == Path(old).parts
+    )
 
 
 def _under(key: str, prefixes: Sequence[str]) -> bool:

@@ -32,6 +32,7 @@ def load(
     task: str | None = None,
     resize: Resize = "squash",
     tokenizer: str | None = None,
+    goal: str | None = None,
 ) -> Dataset:
     """Prepare the data set of a config, if that was not done before, and map it into memory.
 
@@ -44,12 +45,15 @@ def load(
         task: The task of the model; None accepts data of any task.
         resize: How images become squares under `data.resize=auto`.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts.
+        goal: The task that the config names, for examples of a user; None: it follows from their targets.
 
     Raises:
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
     source = source_of(config, resize)
+    if isinstance(source, OwnData):
+        source = source.of_task(goal)
     own_task = task_of(source)
     if task not in (None, own_task) and not isinstance(source, OwnData):
         raise ConfigError(
@@ -60,7 +64,7 @@ def load(
     def check_domains(data: Listing | Dataset) -> None:
         _check_root(config, data.domains)
         if own_task in CLASSES:
-            _check_domains(data, config, getattr(source, "sparse", False))
+            _check_domains(data, config, source)
         else:
             client_domains(config, data.domains)
 
@@ -120,19 +124,16 @@ def instead(domains: Sequence[str]) -> str:
     return "" if tuple(domains) == (ONE_DOMAIN,) else f", but {', '.join(domains[:5])}"
 
 
-def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) -> None:
+def _check_domains(data: Listing | Dataset, config: DataConfig, source: Source) -> None:
     if len(data.classes) < 2 and config.classes is not None:
         raise DataError(
             f"data.classes: {config.classes!r} leaves one class of {data.name!r} ({data.classes[0]}); "
             "choose two or more"
         )
     if len(data.classes) < 2:
-        raise DataError(
-            f"data.root: {data.name!r} has one class only ({data.classes[0]}); images are expected in "
-            "<root>/<domain>/<class>/, of two classes or more"
-        )
+        raise DataError(_one_class(data, config, source))
     owners, held_out = client_domains(config, data.domains)
-    for name in [] if sparse else owners + held_out:
+    for name in [] if getattr(source, "sparse", False) else owners + held_out:
         present = np.unique(data.labels[data.domain == data.domains.index(name)])
         missing = sorted(set(range(len(data.classes))) - set(present.tolist()))
         if missing:
@@ -142,3 +143,21 @@ def _check_domains(data: Listing | Dataset, config: DataConfig, sparse: bool) ->
                 f"data.root: empty class: domain {name!r} of {data.name!r} has no images of {names}; "
                 "add some, or remove the class folder from all domains"
             )
+
+
+def _one_class(data: Listing | Dataset, config: DataConfig, source: Source) -> str:
+    """The message for a data set in which all examples have one class."""
+    if isinstance(source, OwnData):
+        return (
+            f"data: all {len(data.labels)} examples have the class {data.classes[0]!r}, so that there is "
+            "nothing to tell apart; give examples of two classes or more, or numbers with task='regression'"
+        )
+    if config.root and objective(task_of(source)).tokens:
+        return (
+            f"data.columns.label: all {len(data.labels)} texts of {data.name!r} have the label "
+            f"{data.classes[0]!r}; give texts of two classes or more, or name another column"
+        )
+    return (
+        f"data.root: {data.name!r} has one class only ({data.classes[0]}); images are expected in "
+        "<root>/<domain>/<class>/, of two classes or more"
+    )

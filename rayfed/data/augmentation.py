@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayfed.data.data_config import AugmentConfig
+from rayfed.errors import ConfigError, one_line
 from rayfed.seeds import cpu_seeded
 
 Channels = tuple[float, float, float]
@@ -101,3 +102,55 @@ def _transforms(config: AugmentConfig, size: int | tuple[int, int]) -> list[Any]
         "grayscale": lambda c: v2.RandomGrayscale(c.p),
     }
     return [build[name](getattr(config, name)) for name in config.names]
+
+
+CLIPS = ("randaugment", "jitter")
+"""Changes of images that cut values outside of 0 to 1; the others take any values."""
+
+ROUNDING = 1e-4
+"""Values that are this far outside of 0 to 1 were rounded."""
+
+PART = 2**24
+"""Values that are looked at together."""
+
+TRIALS = 8
+"""Draws of the changes that are tried before a run; randaugment draws some of 14."""
+
+
+def check_images(x: Tensor, config: AugmentConfig, images: Any, mean: Channels, std: Channels) -> None:
+    """Check that the inputs of a user are images that can be changed, by changing one.
+
+    Args:
+        x: The first examples, as the network gets them.
+        config: What is done.
+        images: All examples of a user as they are stored; None: they are those of a data set of RayFed.
+        mean: Mean by channel that `x` is normalized with.
+        std: Standard deviation by channel.
+
+    Raises:
+        ConfigError: They are not, or values would be cut off.
+    """
+    if x.ndim != 4 or not x.is_floating_point():
+        raise ConfigError(
+            f"data.augment: it changes images, and the inputs have shape {tuple(x.shape[1:])}; leave it out"
+        )
+    clips = [name for name in config.names if name in CLIPS]
+    if clips and images is not None and images.dtype.kind == "f":
+        rows = max(1, PART // max(1, images[:1].size))
+        parts = [images[start : start + rows] for start in range(0, len(images), rows)]
+        low, high = min(float(part.min()) for part in parts), max(float(part.max()) for part in parts)
+        if low < -ROUNDING or high > 1 + ROUNDING:
+            raise ConfigError(
+                f"data.augment: {clips[0]} is for values from 0 to 1, and would cut off those of the inputs, "
+                f"which are from {low:g} to {high:g}; give images of bytes (uint8) or x / 255, and the "
+                "mean and deviation in rayfed.Model(net, mean=, std=), or leave it out"
+            )
+    try:
+        change = Augmentation.of(config, (x.shape[-2], x.shape[-1]), mean, std, images is not None)
+        for seed in range(TRIALS):
+            change(x[:1], seed)
+    except Exception as err:
+        raise ConfigError(
+            f"data.augment: {', '.join(config.names)} cannot change images of shape {tuple(x.shape[1:])} "
+            f"({one_line(err)}); leave out what is for images with one or three channels"
+        ) from err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from annotated_types import Ge, Gt, Le
@@ -103,7 +104,7 @@ def check_partition(partition: PartitionConfig) -> None:
 
 
 def _check_scheme(partition: PartitionConfig) -> None:
-    if (file := partition.file) in get_args(Scheme):
+    if (file := Path(partition.file or "").name) in get_args(Scheme):  # paths are absolute
         raise ConfigError(
             f"data.partition: {file!r} is a scheme, no file; write data.partition.scheme={file}"
         )

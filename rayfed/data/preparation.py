@@ -142,7 +142,7 @@ def check_memory(task: str, size: int, at_once: int) -> None:
         )
 
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format; must be raised when the same data give another file."""
 
 MAX_NAMED = 5
@@ -360,6 +360,7 @@ class _Preparation:
             "fingerprint": self.listing.fingerprint,
             "task": task_of(self.source),
             "grouped": self.listing.grouped,
+            **({"said": said} if (said := getattr(self.source, "said", "")) else {}),
             **({"test_name": self.listing.test_name} if self.listing.test_name else {}),
             **({"layout": _describe(self.layout)} if hasattr(self.source, "layout") else {}),
         }

@@ -45,6 +45,7 @@ class Dataset:
         flaws: What was cut of each text and the like, `flaw_bits`, shape (N,); None: no texts.
         own: Whether inputs have another type and shape than the task's, as those that a user handed over.
         test_name: Name of the official test split, see `rayfed.data.listing.Listing`.
+        said: What was found in a table of a user, for the header of a run; empty: nothing.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Dataset:
     splits: NDArray[np.uint8] | None = None
     own: bool = False
     test_name: str = ""
+    said: str = ""
     flaws: NDArray[np.uint8] | None = None
 
     @cached_property
@@ -154,5 +156,6 @@ def _dataset(path: Path, about: dict[str, Any], batch: Any) -> Dataset:
         splits=numbers(batch.column("split")) if "split" in batch.schema.names else None,
         own=bool(own),
         test_name=about.get("test_name", ""),
+        said=about.get("said", ""),
         flaws=numbers(batch.column("flaws")) if "flaws" in batch.schema.names else None,
     )

@@ -72,7 +72,7 @@ def read_list(path: Path) -> list[str]:
             raise DataError(
                 f"data.root: {path} is larger than {MAX_TEXT_BYTES // 1_000_000} MB; is it a list?"
             )
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as err:
         raise DataError(f"data.root: the list {path} cannot be read ({err})") from err
 

@@ -4,8 +4,9 @@ Accepted are a dict by client, a pair (inputs, targets) or a Dataset of torch wi
 pandas, Arrow or the library `datasets`. A client has a pair, a Dataset, or a dict of these with `train`,
 `val` and `test`.
 
-Inputs have any shape, the same for all examples, and are stored as they are, float64 and float16 as float32.
-What the targets are follows from them, as `kind` says.
+Inputs have any shape, the same for all examples, and are stored as they are, floats of any size as float32
+(`rayfed.data.user_values`). What the targets are follows from them, as `kind` says. Columns of tables are
+read by `rayfed.data.user_tables`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.listing import ONE_DOMAIN, Listing
+from rayfed.data.listing import ONE_DOMAIN, Listing, classes_of, is_missing
+from rayfed.data.user_tables import Columns, Order, inputs_of, order_of, read_columns, table_of
+from rayfed.data.user_values import Array, numbers_or_images, stored, unpacked
 from rayfed.errors import DataError, one_line, place_of, shown, unknown
 from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION
 
 log = logging.getLogger(__name__)
-
-Array: TypeAlias = NDArray[Any]
 
 SPLITS = ("train", "val", "test")
 DOMAIN = "domain"
@@ -43,8 +44,8 @@ EVERYTHING = ""
 PART = 64_000_000
 """Bytes that are hashed or written at once."""
 
-FILES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-"""Suffixes of paths that are read as images."""
+FULL = 255
+"""Value of a mask that image editors write for an object, and some data sets for pixels without a class."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +59,7 @@ class Piece:
         targets: Shape (N, ...).
         domain: Name of the domain.
         place: What names it in messages, such as `data['hospital'] (a Dataset)`.
+        order: The order of the classes in the source; None: it has none.
     """
 
     client: str
@@ -66,6 +68,7 @@ class Piece:
     targets: Array
     domain: str = ONE_DOMAIN
     place: str = "data"
+    order: Order | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +78,14 @@ class OwnData:
     Attributes:
         pieces: The examples, in their order.
         name: Name of the data set, for reports and the cached file.
+        resize: As of `rayfed.data.formats.image_file.decode_image`.
+        columns: The columns of a table that are inputs and targets; None: no table.
     """
 
     pieces: tuple[Piece, ...]
     name: str = "own_data"
     resize: Resize = "squash"
+    columns: Columns | None = field(default=None, kw_only=True)
 
     sparse: ClassVar[bool] = True
 
@@ -87,6 +93,35 @@ class OwnData:
     def task(self) -> str:
         """Kind of the targets: `classification`, `segmentation`, `regression` or `multilabel`."""
         return kind([piece.targets for piece in self.pieces], self.pieces[0].inputs)
+
+    @property
+    def said(self) -> str:
+        """The columns that were found in a table, for the header of a run; empty: no table."""
+        return "" if self.columns is None else self.columns.said
+
+    def of_task(self, task: str | None) -> OwnData:
+        """The same examples with targets of the type that a task needs.
+
+        Whole floats (0.0, 1.0) become classes, and whole numbers numbers to be regressed.
+
+        Args:
+            task: The task that was given; None: it follows from the targets.
+
+        Raises:
+            DataError: The targets cannot be those of the task; names the first one.
+        """
+        first = self.pieces[0].targets
+        if task in (CLASSIFICATION, SEGMENTATION) and first.dtype.kind == "f":
+            return replace(self, pieces=tuple(_with_classes(piece) for piece in self.pieces))
+        if task == REGRESSION and first.dtype.kind in "US":
+            raise DataError(
+                f"{self.pieces[0].place}: the targets are texts, such as {shown(str(first[0]))}, and "
+                "task='regression' needs numbers; leave the task out for classes"
+            )
+        if task == REGRESSION and self.task == CLASSIFICATION:
+            floats = (replace(p, targets=p.targets.astype(np.float32), order=None) for p in self.pieces)
+            return replace(self, pieces=tuple(floats))
+        return self
 
     def check_task(self, task: str | None) -> None:
         """Check that the values of the targets can be what they were taken for.
@@ -96,9 +131,11 @@ class OwnData:
 
         Raises:
             DataError: No task was given, and whole numbers in rows, shape (N, K), are not all 0 or 1; or the
-                targets of `multilabel` are not.
+                targets of `multilabel` are not; or masks leave out most of the classes up to 255.
         """
         first = self.pieces[0].targets
+        if self.task == SEGMENTATION and task in (None, SEGMENTATION):
+            self._check_masks()
         in_rows = first.ndim == 2 and first.dtype.kind in "iu"
         if first.dtype.kind not in "iuf" or not (task == MULTILABEL or (task is None and in_rows)):
             return
@@ -117,6 +154,19 @@ class OwnData:
         raise DataError(
             f"{wrong.place}: targets have shape {values.shape} with values {values.min():g} to "
             f"{values.max():g}; {advice}"
+        )
+
+    def _check_masks(self) -> None:
+        """Raise DataError for masks in which 255 stands for an object, or for pixels without a class."""
+        values = np.unique(np.concatenate([np.unique(piece.targets) for piece in self.pieces]))
+        if int(values[-1]) != FULL or len(values) > FULL // 2:
+            return
+        place = next(piece.place for piece in self.pieces if int(piece.targets.max()) == FULL)
+        if values.tolist() == [0, FULL]:
+            raise DataError(f"{place}: masks hold 0 and 255; classes are 0 and 1: give masks // 255")
+        raise DataError(
+            f"{place}: masks hold {len(values)} values up to 255; classes are 0, 1, ...: number them so, and "
+            "give pixels without a class one of their own, as there is no label that is ignored"
         )
 
     @property
@@ -156,6 +206,8 @@ class OwnData:
     @cached_property
     def _digest(self) -> str:
         out = hashlib.sha256(f"own/1/{self.task}".encode())
+        if self._order is not None:
+            out.update(repr(self._order).encode())
         for piece in self.pieces:
             own = (piece.client, piece.split, piece.domain)
             for part in (piece.inputs, piece.targets):
@@ -190,15 +242,33 @@ class OwnData:
         )
 
     @cached_property
+    def _order(self) -> tuple[str, ...] | None:
+        """The classes in the order of the source; None: it has none, or another one for each client.
+
+        Raises:
+            DataError: Clients have ordered classes in different orders.
+        """
+        orders = {piece.order: piece for piece in self.pieces}
+        if len(orders) > 1:
+            first, other = list(orders)[:2]
+            if any(order is not None and order.matters for order in orders):
+                raise DataError(
+                    f"{orders[other].place}: the classes are {other}, those of {orders[first].place} "
+                    f"{first}; give all clients the same classes in one order"
+                )
+            return None
+        only = next(iter(orders))
+        return None if only is None else only.names
+
+    @cached_property
     def _labels(self) -> tuple[NDArray[np.int64], list[str]]:
         """The class of each example and the names of the classes; of other tasks those of the outputs."""
         total = sum(len(piece.targets) for piece in self.pieces)
         if self.task == CLASSIFICATION:
             parts = [piece.targets for piece in self.pieces]
             if parts[0].dtype.kind in "US":
-                every = np.concatenate([part.astype(np.str_) for part in parts])
-                names, labels = np.unique(every, return_inverse=True)
-                return labels.astype(np.int64), names.tolist()
+                every = [str(label) for part in parts for label in part.tolist()]
+                return classes_of(every, self._place_of_target, self._order)
             labels = np.concatenate(parts).astype(np.int64)
             return labels, [str(label) for label in range(int(labels.max()) + 1)]
         if self.task == SEGMENTATION:
@@ -225,6 +295,11 @@ class OwnData:
         value = piece.inputs[row]
         image = _image(value, size, self.resize, listing.keys[index]) if self.stores_images else value
         return image if self.task == CLASSIFICATION else (image, piece.targets[row])
+
+    def _place_of_target(self, index: int) -> str:
+        """Words for an example, for messages."""
+        piece, row = self._piece(index)
+        return f"{piece.place}: the target of example {row}"
 
     def _piece(self, index: int) -> tuple[Piece, int]:
         place = int(np.searchsorted(self._ends, index, side="right"))
@@ -257,25 +332,36 @@ def _is_zeros_and_ones(values: Array) -> bool:
     return values.dtype.kind == "b" or bool(((values == 0) | (values == 1)).all())
 
 
-def own_data(value: Any, columns: Mapping[str, Any] | None = None, name: str = "own_data") -> OwnData:
+def own_data(
+    value: Any, columns: Mapping[str, Any] | None = None, name: str = "own_data", task: str | None = None
+) -> OwnData:
     """Make a reader of what a user handed over, with every check that needs no network.
 
     Args:
         value: The examples, in one of the forms above.
         columns: Names of the columns of a table: `client`, `input`, `target`, `split` and `domain`.
         name: Name of the data set.
+        task: The task, where it is known already; None: it follows from the targets.
 
     Raises:
         DataError: The value has no such form, a client has no examples, or examples have different shapes or
             types, or hold NaN; one line that names the client.
     """
-    pieces = tuple(_pieces(value, columns or {}))
+    found = None
+    if (table := table_of(value)) is not None:
+        found = read_columns(table, columns or {}, task)
+        pieces = tuple(_of_columns(found))
+    else:
+        pieces = tuple(_pieces(value))
     if not pieces:
         raise DataError("data: the dict has no clients; give {client: (inputs, targets)}")
     _check_alike(pieces)
     for piece in pieces:
-        _check_values(piece)
-    return OwnData(pieces, name)
+        _check_values(piece, task)
+    own = OwnData(pieces, name, columns=found)
+    if own.task == CLASSIFICATION:
+        _ = own._labels  # every label is looked at
+    return own
 
 
 def is_own(value: Any) -> bool:
@@ -297,10 +383,8 @@ def _is_section(value: Mapping[Any, Any]) -> bool:
     return all(isinstance(key, str) and key in DataConfig.__dataclass_fields__ for key in value)
 
 
-def _pieces(value: Any, columns: Mapping[str, Any]) -> Iterator[Piece]:
-    if (table := _table(value)) is not None:
-        yield from _of_table(table, columns)
-    elif isinstance(value, Mapping) and set(value) <= set(SPLITS):
+def _pieces(value: Any) -> Iterator[Piece]:
+    if isinstance(value, Mapping) and set(value) <= set(SPLITS):
         for split, part in value.items():
             yield from _of_client(EVERYTHING, part, str(split), f"data[{split!r}]")
     elif isinstance(value, Mapping):
@@ -309,8 +393,24 @@ def _pieces(value: Any, columns: Mapping[str, Any]) -> Iterator[Piece]:
         yield from _of_client(EVERYTHING, value, "", "data")
 
 
+def _of_columns(table: Columns) -> Iterator[Piece]:
+    """The pieces of a table, in the order of its clients, splits and domains."""
+    for group in table.groups(SPLITS):
+        client = EVERYTHING if group.client is None else group.client
+        yield Piece(
+            client=client,
+            split=group.split or "",
+            inputs=table.inputs[group.rows],
+            targets=table.targets[group.rows],
+            domain=ONE_DOMAIN if group.domain is None else group.domain,
+            place=f"data: the rows of client {client!r}" if client else "data",
+            order=table.order,
+        )
+
+
 def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
     """The pieces of a dict by client."""
+    _check_clients(value)
     for client, part in value.items():
         place = f"data[{client!r}]"
         if isinstance(part, Mapping):
@@ -319,6 +419,10 @@ def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
                 raise DataError(unknown(place, str(wrong[0]), (*SPLITS, DOMAIN)))
             if "train" not in part:
                 raise DataError(f"{place}: there is no 'train' among {', '.join(map(str, part))}")
+            if DOMAIN in part and is_missing(part[DOMAIN]):
+                raise DataError(
+                    f"{place}: {part[DOMAIN]!r} names no domain; leave 'domain' out, or give a name"
+                )
             domain = str(part.get(DOMAIN, ONE_DOMAIN))
             for split in (key for key in part if key != DOMAIN):
                 pieces = _of_client(str(client), part[split], str(split), f"{place}[{split!r}]")
@@ -327,9 +431,24 @@ def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
             yield from _of_client(str(client), part, "", place)
 
 
+def _check_clients(clients: Iterable[Any]) -> None:
+    """Raise DataError where a client has no name, or two have one, such as 1 and "1"."""
+    names: dict[str, Any] = {}
+    for client in clients:
+        if is_missing(client):
+            raise DataError(f"data[{client!r}]: {client!r} names no client; give it a name")
+        if names.setdefault(str(client), client) is not client:
+            raise DataError(
+                f"data[{client!r}]: the client {names[str(client)]!r} has the same name; give each client "
+                "one of its own"
+            )
+
+
 def _of_client(client: str, part: Any, split: str, place: str) -> Iterator[Piece]:
+    order = None
     if isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array, part)):
-        inputs, targets = (_array(each, f"{place}[{n}]") for n, each in enumerate(part))
+        inputs, targets = inputs_of(part[0], f"{place}[0]"), _targets(part[1], f"{place}[1]")
+        order = order_of(part[1])
     elif (
         hasattr(part, "__getitem__")
         and hasattr(part, "__len__")
@@ -354,7 +473,7 @@ def _of_client(client: str, part: Any, split: str, place: str) -> Iterator[Piece
         )
     if not len(inputs):
         raise DataError(f"{place}: the client has no examples; leave it out, or give it one or more")
-    yield Piece(client=client, split=split, inputs=inputs, targets=targets, place=place)
+    yield Piece(client=client, split=split, inputs=inputs, targets=targets, place=place, order=order)
 
 
 def in_one_line(value: Any) -> str:
@@ -366,31 +485,23 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") or (isinstance(value, list | tuple) and bool(len(value)))
 
 
-def _array(value: Any, place: str) -> Array:
-    """An array of a user, of torch, of NumPy or a list, in the type in which it is stored."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError as err:
+def _targets(value: Any, place: str) -> Array:
+    """Targets of a user as they are stored: numbers, shape (N, ...), or texts, shape (N,).
+
+    Raises:
+        DataError: They are something else, or one is missing.
+    """
+    targets = stored(value, place)
+    if targets.dtype == object and all(isinstance(each, bytes) for each in targets.flat):
+        targets = stored(np.array(targets.tolist()), place)
+    if targets.dtype == object:
+        raise DataError(f"{place}: the targets are {type(targets.flat[0]).__name__}; give numbers or texts")
+    if targets.dtype.kind == "U" and targets.ndim > 1:
         raise DataError(
-            f"{place}: the examples have different shapes ({one_line(err)}); pad or resize them to one shape"
-        ) from err
-    if array.dtype.kind == "f" and array.dtype != np.float32:
-        array = array.astype(np.float32)
-    if array.dtype.kind == "O" and not all(
-        isinstance(each, str | bytes | Path) for each in array.ravel()[:1]
-    ):
-        raise DataError(
-            f"{place}: the examples are of type {type(array.ravel()[0]).__name__}; give numbers of one "
-            "shape, or "
-            f"paths or bytes of image files"
+            f"{place}: the targets are texts of shape {targets.shape}; give one text for each example, shape "
+            f"({len(targets)},), or for several labels zeros and ones, shape (N, K)"
         )
-    if array.dtype.kind == "c":
-        raise DataError(f"{place}: complex numbers cannot be stored; give their parts as two channels")
-    if array.dtype.kind == "U" and array.ndim == 1 and len(array) and str(array[0]).lower().endswith(FILES):
-        array = array.astype(object)
-    return array if array.ndim else array[None]
+    return targets
 
 
 def _of_dataset(dataset: Any, place: str) -> tuple[Array, Array]:
@@ -410,17 +521,18 @@ def _of_dataset(dataset: Any, place: str) -> tuple[Array, Array]:
                 f"target)"
             )
         for values, each in zip((inputs, targets), item, strict=True):
-            values.append(each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each))
-        first = inputs[0].shape, targets[0].shape
-        if (inputs[-1].shape, targets[-1].shape) != first:
+            values.append(unpacked(each, f"{place} ({type(dataset).__name__})", index))
+        shapes = np.shape(inputs[-1]), np.shape(targets[-1])
+        first = np.shape(inputs[0]), np.shape(targets[0])
+        if shapes != first:
             raise DataError(
-                f"{place}: item {index} of {type(dataset).__name__} has the shapes {inputs[-1].shape} and "
-                f"{targets[-1].shape}, item 0 {first[0]} and {first[1]}; pad or resize them to one shape"
+                f"{place}: item {index} of {type(dataset).__name__} has the shapes {shapes[0]} and "
+                f"{shapes[1]}, item 0 {first[0]} and {first[1]}; pad or resize them to one shape"
             )
     if not inputs:
         raise DataError(f"{place}: the client has no examples; leave it out, or give it one or more")
     _warn_if_random(dataset, inputs, place)
-    return _array(np.stack(inputs), place), _array(np.stack(targets), place)
+    return numbers_or_images(inputs, place), _targets(targets, place)
 
 
 READ_TWICE = 8
@@ -440,8 +552,7 @@ def _warn_if_random(dataset: Any, inputs: Sequence[Array], place: str) -> None:
             again = dataset[index][0]
         except Exception:  # it was read once, which is enough
             return
-        again = again.detach().cpu().numpy() if hasattr(again, "detach") else np.asarray(again)
-        if not np.array_equal(before, again):
+        if not np.array_equal(before, unpacked(again, place)):
             _warned.add(kind)
             log.warning(
                 "%s: item %d of %s differs when it is read again; all examples are read once, so a random "
@@ -450,99 +561,6 @@ def _warn_if_random(dataset: Any, inputs: Sequence[Array], place: str) -> None:
                 *(place, index, kind),
             )
             return
-
-
-def _table(value: Any) -> Any:
-    """A table of pandas, of Arrow or of `datasets` as a data frame; None: it is none."""
-    module = type(value).__module__.partition(".")[0]
-    if module == "pandas" and hasattr(value, "columns"):
-        return value
-    if module == "pyarrow" and hasattr(value, "to_pandas"):
-        return value.to_pandas()
-    if module == "datasets" and hasattr(value, "to_pandas"):
-        return _of_datasets(value)
-    return None
-
-
-def _of_datasets(value: Any) -> Any:
-    """A set of the library `datasets` as a data frame, with images as bytes or paths and names of classes."""
-    frame = value.to_pandas()
-    for name, feature in value.features.items():
-        if hasattr(feature, "int2str"):
-            frame[name] = [feature.int2str(int(each)) for each in frame[name]]
-        elif type(feature).__name__ == "Image":
-            frame[name] = [each["bytes"] or each["path"] for each in frame[name]]
-    return frame
-
-
-USUAL = {
-    "client": ("client", "client_id", "user", "writer_id", "owner"),
-    "target": ("target", "label", "labels", "y", "class"),
-    "input": ("input", "image", "img", "path", "file", "x", "pixel_values"),
-    "split": ("split",),
-    "domain": ("domain",),
-}
-"""Names by which the columns of a table are found where `columns` says nothing."""
-
-
-def _of_table(frame: Any, columns: Mapping[str, Any]) -> Iterator[Piece]:
-    names = list(frame.columns)
-    for part, wanted in columns.items():
-        if part not in USUAL:
-            raise DataError(unknown("columns", part, USUAL))
-        for column in [wanted] if isinstance(wanted, str) else wanted:
-            if column not in names:
-                raise DataError(unknown(f"columns.{part}", column, map(str, names)))
-    chosen = {
-        part: columns.get(part) or next((n for n in usual if n in names), None)
-        for part, usual in USUAL.items()
-    }
-    if chosen["target"] is None:
-        raise DataError(
-            f"columns.target: the table has the columns {', '.join(map(str, names))}; say which is the "
-            "target: "
-            f"columns={{'target': NAME}}"
-        )
-    taken = {chosen[part] for part in ("client", "split", "domain") if chosen[part]}
-    taken |= {chosen["target"]} if isinstance(chosen["target"], str) else set(chosen["target"])
-    inputs = chosen["input"] or [name for name in names if name not in taken]
-    keys = [chosen[part] for part in ("client", "split", "domain") if chosen[part]]
-    groups = frame.groupby(keys, sort=True, observed=True) if keys else [((), frame)]
-    for key, rows in groups:
-        own = dict(zip(keys, key if isinstance(key, tuple) else (key,), strict=True))
-        client = str(own.get(chosen["client"], EVERYTHING))
-        place = f"data: the rows of client {client!r}" if client else "data"
-        split = str(own.get(chosen["split"], ""))
-        if split and split not in SPLITS:
-            raise DataError(unknown(f"{place}: {chosen['split']}", split, SPLITS))
-        yield Piece(
-            client=client,
-            split=split,
-            inputs=_column(rows, inputs, place),
-            targets=_column(rows, chosen["target"], place),
-            domain=str(own.get(chosen["domain"], ONE_DOMAIN)),
-            place=place,
-        )
-
-
-def _column(rows: Any, names: Any, place: str) -> Array:
-    """A column as an array, or several columns of numbers side by side."""
-    if isinstance(names, str):
-        values = list(rows[names])
-        if values and isinstance(values[0], str | bytes | Path):
-            if isinstance(values[0], str) and not values[0].lower().endswith(FILES):
-                return np.asarray(values)
-            out = np.empty(len(values), dtype=object)
-            out[:] = values
-            return out
-        return _array(values if values and hasattr(values[0], "__len__") else rows[names].to_numpy(), place)
-    try:
-        return _array(rows[list(names)].to_numpy(), place)
-    except (TypeError, ValueError) as err:
-        raise DataError(
-            f"{place}: the columns {', '.join(map(str, names))} are not all numbers; say which is the input: "
-            f"columns={{'input': NAME}}"
-        ) from err
 
 
 def _image(value: Any, size: int, resize: Resize, key: str) -> NDArray[np.uint8]:
@@ -590,8 +608,40 @@ def _check_alike(pieces: Sequence[Piece]) -> None:
                 )
 
 
-def _check_values(piece: Piece) -> None:
-    """Raise DataError where inputs or targets hold NaN or infinity, or a class is negative."""
+def _with_classes(piece: Piece) -> Piece:
+    """A piece whose targets are whole floats, with these as whole numbers.
+
+    Raises:
+        DataError: One is not whole, or negative.
+    """
+    targets = piece.targets
+    if targets.ndim == 2:
+        raise DataError(
+            f"{piece.place}: targets have shape {targets.shape}; classes have shape ({len(targets)},), e.g. "
+            "y.ravel() or y.argmax(1)"
+        )
+    wrong = np.flatnonzero(((targets < 0) | (targets % 1 != 0)).reshape(len(targets), -1).any(axis=1))
+    if len(wrong):
+        value = targets[wrong[0]].flat[0] if targets.ndim > 1 else targets[wrong[0]]
+        raise DataError(
+            f"{piece.place}: the target of example {wrong[0]} is {shown(float(value))}; classes are whole "
+            "numbers from 0"
+        )
+    return replace(piece, targets=targets.astype(np.int64))
+
+
+def _check_values(piece: Piece, task: str | None = None) -> None:
+    """Raise DataError where inputs or targets hold NaN or infinity, or a class is negative.
+
+    Args:
+        piece: The examples.
+        task: As of `own_data`.
+    """
+    if not math.prod(piece.inputs.shape[1:]):
+        raise DataError(
+            f"{piece.place}: the inputs have shape {piece.inputs.shape}, so that an example holds no number; "
+            "give columns"
+        )
     for what in ("inputs", "targets"):
         values = getattr(piece, what)
         if values.dtype.kind == "f" and not np.isfinite(values.sum(dtype=np.float64)):
@@ -603,7 +653,7 @@ def _check_values(piece: Piece) -> None:
                     f"{len(bad)} such examples"
                 )
     targets = piece.targets
-    if targets.dtype.kind == "i" and targets.size and int(targets.min()) < 0:
+    if task != REGRESSION and targets.dtype.kind == "i" and targets.size and int(targets.min()) < 0:
         row = int(np.argmin(targets.reshape(len(targets), -1).min(axis=1)))
         raise DataError(
             f"{piece.place}: the target of example {row} is {int(targets.min())}; classes begin at 0"
@@ -614,12 +664,13 @@ _MADE: dict[int, tuple[Any, OwnData]] = {}
 """Readers made of functions of modules, by identity, so that each is called once."""
 
 
-def make_reader(value: Any, name: str = "own_data") -> Any:
+def make_reader(value: Any, name: str = "own_data", task: str | None = None) -> Any:
     """Make a reader of what a module names as data; a class of readers stays as it is.
 
     Args:
         value: A class, examples in one of the forms above, or a function that makes them.
         name: Name of the data set.
+        task: As of `own_data`.
 
     Raises:
         DataError: The examples cannot be used, or the function failed.
@@ -635,7 +686,7 @@ def make_reader(value: Any, name: str = "own_data") -> Any:
         except Exception as err:
             where = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
             raise DataError(f"data: {getattr(value, '__name__', shown(value))}() raised {where}") from err
-    reader = own_data(examples, name=name)
+    reader = own_data(examples, name=name, task=task)
     if callable(value):  # arrays may be changed by their user between two runs
         _MADE[id(value)] = value, reader
     return reader

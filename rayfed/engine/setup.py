@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from rayfed.client_facts import RowTable, Splits
 from rayfed.config.schema import ClusterConfig, Config, compatible_parts
 from rayfed.data import load
+from rayfed.data.augmentation import check_images
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
@@ -119,7 +120,8 @@ def dataset_of(config: Config, shared: Shared) -> Dataset:
     """The data set of a config, prepared for its model. Args: shared: what was made before."""
     shape = shape_of(config, shared)
     where = (shape.size, shape.task or None, shape.resize, shape.tokenizer)
-    return shared.once("data", (config.data, *where), lambda: load(config.data, *where))
+    goal = config.task
+    return shared.once("data", (config.data, *where, goal), lambda: load(config.data, *where, goal))
 
 
 def clients_of(config: Config, shared: Shared) -> Partition:
@@ -135,7 +137,7 @@ def clients_of(config: Config, shared: Shared) -> Partition:
     data = config.data
     if data.base_classes is None:
         shape = shape_of(config, shared)
-        key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, config.seed)
+        key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, config.seed, config.task)
         return shared.once(
             "partition", key, lambda: partition_of(dataset_of(config, shared), data, config.seed)
         )
@@ -619,7 +621,8 @@ def _check_pass(
     classes = len(world.classes) if open_dataset(world.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
     batch = batches[0]
     if world.augment is not None:
-        _check_images(batch[0])
+        dataset = open_dataset(world.shard)
+        check_images(batch[0], world.augment, dataset.images if dataset.own else None, model.mean, model.std)
     where = repr(config.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
     assumed = config.task is None and world.objective.task == REGRESSION
@@ -627,21 +630,6 @@ def _check_pass(
     # Also where the user switched gradients off around the whole call.
     with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
         first_pass(model, world.objective, batch, counted, where, hint)
-
-
-def _check_images(x: Tensor) -> None:
-    """Check that the inputs of a user are images, which `data.augment` can change.
-
-    Args:
-        x: The first examples, as the network gets them.
-
-    Raises:
-        ConfigError: They are not.
-    """
-    if x.ndim != 4 or not x.is_floating_point():
-        raise ConfigError(
-            f"data.augment: it changes images, and the inputs have shape {tuple(x.shape[1:])}; leave it out"
-        )
 
 
 def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:

@@ -299,6 +299,11 @@ class Experiment:
             config = replace(one_run(self.config()), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
             for key, old, new in config_changes(before, to_dict(config)):
+                if key == "rounds" and new < old:
+                    raise ConfigError(
+                        f"rounds: {new} is fewer than the {old} of the run in {folder}; give {old}, or more "
+                        "to add rounds"
+                    )
                 if key != "rounds":
                     raise ConfigError(_differs(key, old, new, folder))
             return _runner(config, hidden).start(config, claim)

@@ -121,6 +121,19 @@ class Run:
         return table
 
     @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes: class i is output i. Empty where outputs are numbers or tokens."""
+        from rayfed.objective import LANGUAGE_MODELING, REGRESSION, TEXT_REGRESSION
+        from rayfed.record.readers import read_json, read_parquet
+        from rayfed.user_files import parse_json
+
+        task = read_json(self._folder / "environment.json", dict).get("task")
+        if task in (REGRESSION, TEXT_REGRESSION, LANGUAGE_MODELING):
+            return ()
+        stored = read_parquet(self._folder / "partition.parquet", ["client"]).schema.metadata
+        return tuple(parse_json(stored[b"rayfed"])["classes"])
+
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """Values that clients sent besides their tensors, such as those of `client.measure` in a method.
 
@@ -277,10 +290,25 @@ class Run:
 
     def _id_of(self, client: str) -> str:
         ids = list(self.clients.index)
-        matches = [each for each in ids if each == client or each.partition("-")[2] == str(client)]
+        if client in ids:
+            return str(client)
+        if (known := self._ids_by_name.get(str(client))) is not None:
+            return known
+        matches = [each for each in ids if each.partition("-")[2] == str(client)]
         if len(matches) != 1:
-            raise ConfigError(unknown("client", client, ids))
+            raise ConfigError(unknown("client", client, [*ids, *self._ids_by_name]))
         return matches[0]
+
+    @cached_property
+    def _ids_by_name(self) -> dict[str, str]:
+        """The id of each client by the name that its data have; empty where they name no clients."""
+        dataset = self._setup.dataset
+        if dataset.owner_column is None or self.config.data.partition.scheme != "natural":
+            return {}
+        names = dataset.owners
+        splits = self._setup.world.splits
+        every = ((each, rows) for each in self.clients.index for rows in splits[each].values() if len(rows))
+        return {names[int(rows[0])]: each for each, rows in every}
 
     def __getattr__(self, name: str) -> Any:
         """A metric by its name."""

@@ -35,7 +35,7 @@ def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         if key == "columns":
             continue
         if key == "data":
-            made = data(value, given.get("columns"))
+            made = data(value, given.get("columns"), given.get("task"))
         else:
             made = OBJECTS[key](value) if key in OBJECTS else {key: value}
         for own, each in made.items():
@@ -216,7 +216,7 @@ def task(value: Any) -> dict[str, Any]:
     return {"task": value}
 
 
-def data(value: Any, columns: Any = None) -> dict[str, Any]:
+def data(value: Any, columns: Any = None, task: Any = None) -> dict[str, Any]:
     """The section `data` for examples in any form.
 
     Args:
@@ -225,6 +225,7 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
             with channels first, other numbers keep their unit. Targets have shape (N,) or (N, numbers), and
             masks that of the images.
         columns: Names of columns, if the examples are a table.
+        task: The task, if it was given.
 
     Raises:
         DataError: A client has no examples, shapes or types differ between examples, or a value is NaN.
@@ -235,7 +236,8 @@ def data(value: Any, columns: Any = None) -> dict[str, Any]:
 
     if isinstance(value, str | DataConfig) or not is_own(value):
         return {"data": value, **({"data.columns": columns} if columns else {})}
-    reader = own_data(value, columns) if columns else make_reader(value)
+    goal = task if isinstance(task, str) else None
+    reader = own_data(value, columns, task=goal) if columns else make_reader(value, task=goal)
     name = user_objects.import_path(value) if callable(value) else ""
     name = name or user_objects.register(reader, type(reader), reader.fingerprint(), "own_data")
     return {"data": name, "data.name": "own_data"}

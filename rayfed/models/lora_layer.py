@@ -460,9 +460,21 @@ def adapt(net: nn.Module, pattern: str, rank: int, alpha: float, dropout: float)
     layers = {name: module for name, module in net.named_modules() if isinstance(module, ADAPTED)}
     for name, layer in layers.items():
         if re.fullmatch(pattern, name):
+            _check_groups(name, layer, rank)
             kind: Any = next(adapted for known, adapted in _KINDS if isinstance(layer, known))
             with layer.weight.device if layer.weight.is_meta else torch.device("cpu"):
                 net.set_submodule(name, kind(layer, rank, alpha, dropout))
+
+
+def _check_groups(name: str, layer: Any, rank: int) -> None:
+    """Raise ConfigError for a convolution in groups, each of which needs as many of the `rank` channels."""
+    groups = getattr(layer, "groups", 1)
+    if rank % groups:
+        raise ConfigError(
+            f"tuning.rank: {rank} is no multiple of the {groups} groups of the convolution "
+            f"{name.removeprefix('body.')!r}; set a multiple of {groups}, or name other layers in "
+            "tuning.targets"
+        )
 
 
 def merge(net: nn.Module) -> int:

@@ -449,7 +449,14 @@ def register(value: Any) -> str:
 
 
 def _check_parameters(net: nn.Module, place: str) -> None:
-    """Raise ConfigError unless the network has parameters. Args: place: where it was defined."""
+    """Raise ConfigError unless the network has parameters, all with a size. Args: place: its definition."""
+    for name, parameter in (*net.named_parameters(), *net.named_buffers()):
+        if nn.parameter.is_lazy(parameter):
+            layer = type(net.get_submodule(name.rpartition(".")[0])).__name__
+            raise ConfigError(
+                f"model: {name} of {type(net).__name__} has no size before the first batch ({layer} is "
+                f"lazy); give the sizes, or call the network once with a batch before you hand it over{place}"
+            )
     if next(net.parameters(), None) is None:
         raise ConfigError(
             f"model: {type(net).__name__} has no parameters, so nothing of it can be trained{place}; give a "
@@ -554,6 +561,7 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
     net = network.net(seed).eval()
     hints = network.said
     call = net if hints.features is None else getattr(net, hints.features)
+    before = _names_of_tensors(net)
     try:
         with torch.no_grad(), every_layer_called(), use_seed(derive(seed, "fit")):
             returned = call(x.clone())
@@ -561,8 +569,9 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
         shape = f"{tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
         raise ConfigError(
             f"model: {network.label!r} does not take inputs of shape {shape}: {type(err).__name__}: "
-            f"{one_line(err)}{place_of(err) or network.place}"
+            f"{one_line(err)}{place_of(err) or network.place}{_about_whole_numbers(x)}"
         ) from err
+    _check_nothing_made(network, net, before)
     try:
         output = output_of(returned)
     except TypeError as err:
@@ -752,6 +761,27 @@ def perturb_alike(whole: nn.Module, apart: OwnBackbone, head: str | None, seed: 
         for name, tensor in (*apart.head.named_parameters(), *apart.head.named_buffers()):
             if head is not None and f"{head}.{name}" in values:
                 tensor.copy_(values[f"{head}.{name}"])
+
+
+def _names_of_tensors(net: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of a network."""
+    return {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
+
+
+def _check_nothing_made(network: Network, net: nn.Module, before: set[str]) -> None:
+    """Raise ConfigError where a first pass made tensors. Args: before: names of those that were there."""
+    if made := sorted(_names_of_tensors(net) - before):
+        raise ConfigError(
+            f"model: {network.label!r} makes {made[0]!r} in its first forward, when optimizers and messages "
+            f"are made already; make it in __init__{network.place}"
+        )
+
+
+def _about_whole_numbers(x: Tensor) -> str:
+    """Advice for a network that does not take its inputs, where these are whole numbers; else empty."""
+    if x.is_floating_point():
+        return ""
+    return "; whole numbers stay so, for embeddings: for other layers give floats, e.g. x.astype('float32')"
 
 
 def _check_said(network: Network, net: nn.Module, modules: Mapping[str, nn.Module]) -> None:

@@ -367,7 +367,9 @@ def read_listed(folder: Path, listing: Path) -> tuple[list[Path], Labels]:
     Raises:
         ValueError: A line is malformed or names a file outside of the folder.
     """
-    rows = sorted(line.split() for line in listing.read_text().splitlines() if line.strip())
+    rows = sorted(
+        line.split() for line in listing.read_text(encoding="utf-8-sig").split("\n") if line.strip()
+    )
     for file, _ in rows:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise ValueError(f"it lists {file!r}, which is outside of its folder")

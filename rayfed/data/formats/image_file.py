@@ -72,18 +72,75 @@ def decode_image(data: bytes, size: int, resize: Resize = "squash") -> NDArray[n
             as if the shorter side were resized and the centre cut out.
 
     Returns:
-        RGB, shape (size, size, 3). Alpha is dropped, not blended; the EXIF orientation is not applied.
+        RGB, shape (size, size, 3), as of `to_rgb`; of several frames the first one.
+
+    Raises:
+        ValueError: The values of the image have no colours (`to_rgb`), or it has too many pixels.
     """
     with open_bounded(io.BytesIO(data)) as image:
         # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is faster. At least twice the target
         # size is kept, so that the result hardly differs from resizing the whole image.
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
-        plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-        rgb = plain if plain.mode == "RGB" else plain.convert("RGB")  # converting RGB to RGB would copy
+        rgb = to_rgb(image)
     if rgb.size == (size, size):
         return np.asarray(rgb)
     return np.asarray(rgb.resize((size, size), Image.Resampling.BICUBIC, _part(rgb.size, resize)))
+
+
+ORIENTATION = 0x0112
+"""Number of the EXIF tag that says how a camera was held."""
+
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""The turn that brings an image upright, by the value of that tag."""
+
+WIDE = ("PNG", "PPM", "JPEG2000")
+"""Formats whose images in mode `I` are of 16 bits."""
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The colours of a decoded image, upright, in mode RGB; every image file goes through this.
+
+    The EXIF orientation is applied. Of 16 bits the upper 8 are kept. Alpha and the transparent colour of a
+    palette are dropped, not blended. Floats are from 0 to 1.
+
+    Raises:
+        ValueError: Floats are outside of 0 to 1, or values are whole numbers of 32 bits, whose range no file
+            says.
+    """
+    mode = image.mode
+    if mode.startswith("I;16") or (mode == "I" and image.format in WIDE):
+        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255)
+        plain = Image.fromarray(grey.astype(np.uint8))
+    elif mode == "I":
+        raise ValueError("whole numbers of 32 bits, whose range is not known; save it with 8 or 16 bits")
+    elif mode == "F":
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= 1):  # also false for NaN
+            raise ValueError("floats outside of 0 to 1; scale them to that, or save it with 8 or 16 bits")
+        plain = Image.fromarray(np.rint(values * 255).astype(np.uint8))
+    else:
+        plain = image.convert("RGBA") if mode == "P" and "transparency" in image.info else image
+    rgb = plain if plain.mode == "RGB" else plain.convert("RGB")  # converting RGB to RGB would copy
+    turn = TURNS.get(_orientation(image))
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation of an image; 1, which is upright, where it has none, or damaged EXIF data."""
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # the pixels are fine, and Pillow's parser raises almost anything
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 def _part(whole: tuple[int, int], resize: Resize) -> tuple[float, float, float, float] | None:

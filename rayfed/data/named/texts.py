@@ -8,18 +8,22 @@ validation if there is no test with labels, is the official test split; all othe
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
 from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rayfed.data.listing import classes_of, in_order, is_missing
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
 from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.data.text import Text
@@ -125,14 +129,13 @@ class TextReader(ContentReader):
     @cached_property
     def _content(self) -> Content:
         samples = self._samples
-        classes = sorted({sample.label for sample in samples}, key=_in_order)
-        domains = sorted({sample.domain for sample in samples}, key=_in_order)
-        number = {name: place for place, name in enumerate(classes)}
+        labels, classes = self._classes
+        domains = sorted({sample.domain for sample in samples}, key=in_order)
         place = {name: place for place, name in enumerate(domains)}
         owners = [sample.owner for sample in samples]
         return Content(
             classes=classes,
-            labels=np.array([number[sample.label] for sample in samples], dtype=np.int64),
+            labels=labels,
             test=np.array([sample.test for sample in samples], dtype=np.bool_),
             names=[sample.name for sample in samples],
             images=[sample.text for sample in samples],
@@ -143,17 +146,17 @@ class TextReader(ContentReader):
         )
 
     @property
+    def _classes(self) -> tuple[NDArray[np.int64], list[str]]:
+        """The class of each sample, and the names of the classes in their order."""
+        labels = [sample.label for sample in self._samples]
+        classes = sorted(set(labels), key=in_order)
+        number = {name: place for place, name in enumerate(classes)}
+        return np.array([number[name] for name in labels], dtype=np.int64), classes
+
+    @property
     def _test_name(self) -> str:
         """Name of the official test split, see `rayfed.data.listing.Listing`."""
         return ""
-
-
-def _in_order(name: str) -> tuple[int, str]:
-    """Whole numbers by value, before other text."""
-    return (int(name), "") if name.isdecimal() and len(name) < MOST_DIGITS else (1 << 62, name)
-
-
-MOST_DIGITS = 18
 
 
 def _test_of(splits: Container[str]) -> str:
@@ -176,13 +179,18 @@ def read_text(path: Path) -> str:
 def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
     """The rows of a table with a header.
 
+    Quotation marks enclose values in files with commas, and in those with tabs where `has_quotes` finds so.
+
     Raises:
         DataError: It has no header, or a row has more or fewer values than that.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-            table = csv.DictReader(file, delimiter=delimiter, quoting=quoting, strict=True)
+        with path.open(encoding="utf-8-sig", newline="") as file, _values_of_any_length():
+            text = file.read()
+            quoted = delimiter != "\t" or has_quotes(text)
+            quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+            lines = io.StringIO(text, newline="")
+            table = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
             rows = list(table)
             header = table.fieldnames
     except (OSError, UnicodeDecodeError, csv.Error) as err:
@@ -197,6 +205,65 @@ def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
     return rows
 
 
+@contextmanager
+def _values_of_any_length() -> Iterator[None]:
+    """While the block runs, the module csv takes values of more than 131,072 characters."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
+"""A value in quotation marks, in which these are doubled."""
+
+
+def has_quotes(text: str) -> bool:
+    """Whether quotation marks enclose values of a file with tabs, as pandas and spreadsheets write them.
+
+    They do where rows have other numbers of values than the header without them, and as many with them. Else
+    a value must show it, such as `"he said ""hi"" twice"`, or the quoted names of the header, and no other
+    value may contradict it. Otherwise, as in the files of GLUE, they are part of the texts.
+
+    Args:
+        text: The whole file.
+    """
+    if '"' not in text:
+        return False
+    text = text.replace("\r\n", "\n")
+    try:
+        lines = io.StringIO(text, newline="")
+        rows = [row for row in csv.reader(lines, delimiter="\t", strict=True) if row]
+    except csv.Error:
+        return False
+    raw = [line.split("\t") for line in text.split("\n") if line]
+    if not _are_alike(raw):
+        return _are_alike(rows)
+    if any('"' in value and not value.startswith('"') for row in raw for value in row):
+        return False  # a program would have enclosed this value
+    marked = [value for row in raw for value in row if value.startswith('"')]
+    whole = [value for value in marked if QUOTED.fullmatch(value)]
+    needed = [value for value in whole if '""' in value[1:-1] or value == '""']
+    names = all(map(QUOTED.fullmatch, raw[0]))
+    if len(whole) == len(marked):
+        return bool(marked) and (names or len(needed) == len(marked))
+    return bool(needed or names) and _are_alike(rows) and _written(rows, names) == text.strip("\n")
+
+
+def _are_alike(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all rows have as many values."""
+    return all(len(row) == len(rows[0]) for row in rows)
+
+
+def _written(rows: Sequence[Sequence[str]], everything: bool) -> str:
+    """A table with tabs as the module csv writes it. Args: everything: whether every value is quoted."""
+    out = io.StringIO(newline="")
+    quoting: Any = csv.QUOTE_ALL if everything else csv.QUOTE_MINIMAL
+    csv.writer(out, delimiter="\t", quoting=quoting, lineterminator="\n").writerows(rows)
+    return out.getvalue().strip("\n")
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one JSON object a line, or with one list of objects.
 
@@ -207,7 +274,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         DataError: A line is something else.
     """
     text = read_text(path)
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Only a line feed ends a line: other separators of Unicode are allowed inside of a text of JSON.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     first = lines[0][1].strip() if lines else ""
     if first.startswith("["):
         found = _parse(text, f"{path}")
@@ -264,9 +332,22 @@ def of_users(found: Any, where: str) -> Iterator[dict[str, Any]]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise DataError(f"data.root: {where} is not JSON ({one_line(err)})") from err
+    if half := HALF.search(text):  # rare, so that JSON with none is not written again
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as err:
+            raise DataError(
+                f"data.root: {where} has half of a character, such as {half[0]} without its other half; "
+                "write whole characters (an emoji has two such parts)"
+            ) from err
+    return found
+
+
+HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+"""Half of a character as JSON writes it."""
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
@@ -279,10 +360,35 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowException) as err:
+        table = pq.read_table(path)
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as err:
         raise DataError(f"data.root: {path} is no Parquet file ({one_line(err)})") from err
     return rows
+
+
+def orders_in_parquet(path: Path) -> dict[str, list[str]]:
+    """The classes of each dictionary column (a Categorical of pandas) of a Parquet file, in their order.
+
+    Raises:
+        DataError: As of `read_parquet`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+        names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+        table = pq.read_table(path, columns=names).unify_dictionaries() if names else pa.table({})
+    except (OSError, pa.ArrowException) as err:
+        raise DataError(f"data.root: {path} is no Parquet file ({one_line(err)})") from err
+    orders = {}
+    for name in names:
+        chunks = table.column(name).chunks
+        order = chunks[0].dictionary.to_pylist() if chunks else []
+        if order and all(isinstance(each, str) for each in order):
+            orders[name] = order
+    return orders
 
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -345,12 +451,32 @@ class TextTable(TextReader):
             if column not in header:
                 raise ConfigError(unknown(f"data.columns.{part}", column, header))
         found = _usual(wanted, header)
+        _check_header(header, found)
         if not ({"text", "messages"} & found.keys() or {"prompt", "completion"} <= found.keys()):
             raise ConfigError(
                 f"data.columns: {wanted or 'not set'}, and no column of {self.name} is known to hold texts; "
                 f"name text and label, or prompt and completion, or messages, of {', '.join(header)}"
             )
         return found
+
+    @property
+    def _orders(self) -> Mapping[str, Sequence[str]]:
+        """The order of the classes in the source, by column; empty: it has none."""
+        return {}
+
+    @property
+    def _classes(self) -> tuple[NDArray[np.int64], list[str]]:
+        if "label" not in self._names:
+            return super()._classes
+        column = self._names["label"]
+        rows = [
+            (split, number, row) for split, rows in self._known.items() for number, row in enumerate(rows)
+        ]
+
+        def where(place: int) -> str:
+            return f"data.columns.label: {self._place(*rows[place][:2])}"
+
+        return classes_of([row.get(column) for _, _, row in rows], where, self._orders.get(column))
 
     @cached_property
     def _samples(self) -> Sequence[Sample]:
@@ -392,7 +518,10 @@ class TextTable(TextReader):
         where = self._place(split, number)
 
         def value(part: str) -> str:
-            return text_of(row.get(names[part]), part, where, names[part])
+            found = row.get(names[part])
+            if part in SINGLE and is_missing(found):
+                raise DataError(f"data.columns.{part}: {where} has no value in {names[part]!r}")
+            return text_of(found, part, where, names[part])
 
         if "messages" in names:
             text = self._conversation(row, "messages", where)
@@ -510,6 +639,17 @@ ROLES = {
     **{role: role for role in ("user", "assistant", "system", "tool")},
 }
 """Roles of messages as they are written, and as templates know them."""
+
+
+def _check_header(header: Sequence[str], found: Mapping[str, str]) -> None:
+    """Raise ConfigError where a name of a column would be a usual one but for blanks around it."""
+    usual = {name for names in PARTS.values() for name in names}
+    for column in header:
+        if column != column.strip() and column.strip() in usual and column not in found.values():
+            raise ConfigError(
+                f"data.columns: the header has {column!r}, with blanks around the name; write "
+                f"{column.strip()!r} there, or name the column in data.columns"
+            )
 
 
 def _usual(wanted: Mapping[str, str], header: Sequence[str]) -> dict[str, str]:

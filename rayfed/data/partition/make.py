@@ -138,18 +138,20 @@ def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, str, Any]]:
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines)
         missing = {"client", "sample"} - set(reader.fieldnames or ())
         if missing:
             raise ValueError(f"no column {', '.join(sorted(missing))}")
-        for row in reader:
-            sample = row["sample"] or ""
-            yield (
-                row["client"] or "",
-                row.get("split") or "all",
-                int(sample) if sample.isdecimal() else sample,
+        rows = list(reader)
+    has_splits = any(row.get("split") for row in rows)
+    for number, row in enumerate(rows, start=2):
+        sample = row["sample"] or ""
+        if has_splits and not row["split"]:
+            raise ValueError(
+                f"line {number} has no value in split; there are samples with and without a split"
             )
+        yield row["client"] or "", row.get("split") or "all", int(sample) if sample.isdecimal() else sample
 
 
 def _collect(

@@ -142,15 +142,13 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
     clients = partition.clients
     tests = partition.domain_tests()
     train, val = (partition.count(split) for split in ("train", "val"))
-    what = ""
-    if partition.official_test:
-        released = all(dataset.test[rows].all() for rows in tests.values())  # else drawn by `data.test`
-        what = f" ({'official, ' if released else ''}shared by the clients of a domain)"
+    what = _shared_in_words(partition, dataset)
     yield (
         f"{dataset.name}: {count_of(len(clients), 'client')} in {count_of(len(tests), 'domain')}, "
         f"{count_of(len(dataset.classes), 'class')}; "
         f"{train} train, {val} val, {sum(map(len, tests.values()))} test{what}"
     )
+    yield from filter(None, (numbered_in_words(dataset), dataset.said))
     if partition.drawn is None and dataset.task in CLASSES:
         yield _skew(partition, dataset)
     if partition.drawn is not None:
@@ -165,6 +163,28 @@ def _summary(partition: Partition, dataset: Dataset) -> Iterator[str]:
         if dataset.task in CLASSES:
             yield from _untrained(partition, dataset)
     yield from _damages(partition, dataset)
+
+
+def _shared_in_words(partition: Partition, dataset: Dataset) -> str:
+    """Words on test sets that clients share; empty: each client has its own."""
+    if not partition.official_test:
+        return ""
+    released = all(dataset.test[rows].all() for rows in partition.domain_tests().values())
+    official = "official, " if released else ""  # else drawn by `data.test`
+    return f" ({official}shared by the clients of a domain)"
+
+
+def numbered_in_words(dataset: Dataset) -> str:
+    """The order of the classes, where a user could expect another one; empty: their number is their name.
+
+    It is told of examples of a user, and of labels that are whole numbers but not 0, 1, 2 and so on.
+    """
+    names = list(dataset.classes)
+    if dataset.task not in CLASSES or names == [str(number) for number in range(len(names))]:
+        return ""
+    if not dataset.own and not all(name.isdecimal() for name in names):
+        return ""
+    return f"outputs 0 to {len(names) - 1} are the classes {_few(names)}"
 
 
 def _untrained(partition: Partition, dataset: Dataset) -> Iterator[str]:

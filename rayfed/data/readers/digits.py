@@ -37,7 +37,7 @@ from rayfed.data.formats.array_files import (
     read_pickles,
     read_usps,
 )
-from rayfed.data.formats.image_file import open_bounded
+from rayfed.data.formats.image_file import open_bounded, to_rgb
 from rayfed.data.source import BadImageError, Listing
 from rayfed.errors import ConfigError, DataError
 
@@ -109,7 +109,7 @@ class Digits:
         image = self._content[part][0][index - int(self._starts[part])]
         try:
             picture = open_bounded(image) if isinstance(image, Path) else Image.fromarray(image)
-            rgb = picture.convert("RGB")
+            rgb = to_rgb(picture)
         except Exception as err:  # Pillow's decoders raise almost any exception on corrupt files
             name = image if isinstance(image, Path) else listing.keys[index]
             raise BadImageError(

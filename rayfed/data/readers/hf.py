@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import corrupt, decode_image, read_image
+from rayfed.data.listing import ALLOWED, classes_of, in_order, is_missing, named_in_one_way
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
 from rayfed.data.named.texts import PARTS as ALL_PARTS
 from rayfed.data.named.texts import TextTable
@@ -259,40 +260,71 @@ class HuggingFace(ContentReader):
         optional = [part for part in ("client", "domain") if part in (self.columns or {})]
         return names | {part: self._column(part, features, ()) for part in optional}
 
-    def _values(self, part: str) -> list[str]:
-        """The values of a column in all splits, as text."""
+    def _values(self, part: str) -> list[Any]:
+        """The values of a column in all splits; of a ClassLabel the names of the classes.
+
+        Raises:
+            DataError: A row has none; names the first one.
+        """
         name = self._names[part]
         kind = next(iter(self._splits.values())).features[name]
         rows = [value for split in self._splits.values() for value in split[name]]
-        if missing := sum(value is None for value in rows):
+        missing = [row for row, value in enumerate(rows) if is_missing(value)]
+        if missing:
+            allowed = f"; {ALLOWED}" if part == "label" else ""
             raise DataError(
-                f"data.columns.{part}: column {name!r} of hf/{self.name} has no value in {missing} rows"
+                f"data.columns.{part}: column {name!r} of hf/{self.name} has no value in {len(missing)} "
+                f"rows, the first of which is {self._place(missing[0])}{allowed}"
             )
-        if part == "label":
-            _check_labels(rows, f"data.columns.label: column {name!r} of hf/{self.name}")
-        return [kind.int2str(row) if hasattr(kind, "int2str") else str(row) for row in rows]
+        if not hasattr(kind, "int2str"):
+            return rows
+        if (wrong := next((row for row, value in enumerate(rows) if value < 0), None)) is not None:
+            raise DataError(
+                f"data.columns.{part}: column {name!r} of hf/{self.name} has the label {rows[wrong]} in "
+                f"{self._place(wrong)}; {ALLOWED}"
+            )
+        return [kind.int2str(row) for row in rows]
+
+    def _place(self, row: int) -> str:
+        """Words for a row of all splits together, for messages."""
+        for split, rows in self._splits.items():
+            if row < len(rows):
+                return f"row {row + 1} of {split}"
+            row -= len(rows)
+        return f"row {row + 1}"
+
+    def _names_in(self, part: str) -> list[str]:
+        """The values of a column of names as text.
+
+        Raises:
+            DataError: Two of them are the same text, but not the same value.
+        """
+        return named_in_one_way(self._values(part), part, self._names[part])
 
     @cached_property
     def _content(self) -> Content:
         images = [(split, row) for split, rows in self._splits.items() for row in range(len(rows))]
-        label = next(iter(self._splits.values())).features[self._names["label"]]
-        labels = self._values("label")
-        present = sorted(set(labels), key=_in_order)
-        classes = list(label.names) if hasattr(label, "names") else present
-        number = {name: place for place, name in enumerate(classes)}
+        column = self._names["label"]
+        kind = next(iter(self._splits.values())).features[column]
+
+        def where(row: int) -> str:
+            return f"data.columns.label: column {column!r} of hf/{self.name}, {self._place(row)},"
+
+        order = list(kind.names) if hasattr(kind, "names") else None
+        labels, classes = classes_of(self._values("label"), where, order)
         test = next((split for split in TESTS if split in self._splits), None)
-        domain = self._values("domain") if "domain" in self._names else [ONE_DOMAIN] * len(images)
-        domains = sorted(set(domain), key=_in_order)
+        domain = self._names_in("domain") if "domain" in self._names else [ONE_DOMAIN] * len(images)
+        domains = sorted(set(domain), key=in_order)
         places = {name: place for place, name in enumerate(domains)}
         return Content(
             classes=classes,
-            labels=np.array([number[name] for name in labels], dtype=np.int64),
+            labels=labels,
             test=np.array([split == test for split, _ in images], dtype=np.bool_),
             names=[f"{split}-{row:07d}" for split, row in images],
             images=images,
             domains=domains,
             domain=np.array([places[name] for name in domain], dtype=np.int64),
-            owners=self._values("client") if "client" in self._names else None,
+            owners=self._names_in("client") if "client" in self._names else None,
             test_name=test or "",
         )
 
@@ -323,23 +355,16 @@ class _Texts(TextTable):
         return tables
 
     @property
+    def _orders(self) -> Mapping[str, Sequence[str]]:
+        features = next(iter(self.splits.values())).features
+        return {name: list(kind.names) for name, kind in features.items() if hasattr(kind, "int2str")}
+
+    @property
     def _files(self) -> Sequence[Path]:
         return ()  # the library reads them
 
     def fingerprint(self) -> str:
         return self.mark
-
-
-def _check_labels(values: Sequence[Any], column: str) -> None:
-    """Raise DataError unless all labels are whole numbers from 0, or text."""
-    for value in values:
-        if not isinstance(value, str | int) or (isinstance(value, int) and value < 0):
-            raise DataError(f"{column} has the label {value!r}; labels are whole numbers from 0, or text")
-
-
-def _in_order(name: str) -> tuple[int, str]:
-    """Whole numbers by value, before other text."""
-    return (int(name), "") if name.isdecimal() else (1 << 62, name)
 
 
 def _library() -> Any:

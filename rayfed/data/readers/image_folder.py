@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import read_image
+from rayfed.data.listing import SUFFIXES
 from rayfed.data.source import ONE_DOMAIN, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError, count_of, printable
 
@@ -25,7 +26,8 @@ ONE_DOMAIN_LAYOUT = "<root>/<class>/<image>"
 MAX_DEPTH = 100
 """Limit for the nesting of folders."""
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+UNUSED = ("thumbs.db", "desktop.ini")
+"""Files that systems write into folders, in lower case, which are no images that were left out."""
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +78,13 @@ class ImageFolder:
 
     def scan(self) -> Listing:
         root = self._folder()
-        images = [(file, self._place(file.path)) for file in _find_images(root, "", set())]
+        others: list[str] = []
+        images = [(file, self._place(file.path)) for file in _find_images(root, "", set(), others)]
         if images and all(file.path.count("/") == 1 for file, _ in images):  # <root>/<class>/<image>
             images = [(file, self._place(f"{ONE_DOMAIN}/{file.path}")) for file, _ in images]
+            others = [path for path in others if "/" in path]
+        else:
+            others = [path for path in others if self._place(path)]
         files = [(file, place) for file, place in images if place]
         if not files:
             raise DataError(_nothing_in(root, bool(images)))
@@ -87,6 +93,8 @@ class ImageFolder:
                 f"data.root: not used: {count_of(len(astray), 'image')} of {root} outside of {LAYOUT}, such "
                 f"as {min(astray)}; move what you want to use into the folder of a class"
             )
+        if others:
+            _warn(_left_out(others, root))
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
@@ -169,6 +177,15 @@ def _nothing_in(root: Path, loose: bool) -> str:
     return f"data.root: no images in {root}; expected {LAYOUT} or {ONE_DOMAIN_LAYOUT} ({suffixes})"
 
 
+def _left_out(others: Sequence[str], root: Path) -> str:
+    """The warning about files in folders of classes that are no images by their suffix."""
+    kinds = sorted({Path(path).suffix.lower() or "no suffix" for path in others})
+    return (
+        f"data.root: not used: {count_of(len(others), 'file')} of {root} that is no image by its suffix "
+        f"({', '.join(kinds)}), such as {min(others)}; convert what you want to use to .png"
+    )
+
+
 @cache
 def _warn(message: str) -> None:
     """Warn once per process, because a folder is listed several times."""
@@ -194,33 +211,46 @@ def _deeper(root: Path, places: Sequence[Place]) -> str:
     )
 
 
-def _find_images(folder: Path, prefix: str, above: set[tuple[int, int]]) -> list[ImageFile]:
+def _find_images(
+    folder: Path, prefix: str, above: set[tuple[int, int]], others: list[str]
+) -> list[ImageFile]:
     """All image files below a folder.
 
     Args:
         folder: The folder.
         prefix: Its path relative to the root, with a slash at the end.
         above: Device and inode of the folders above it, to stop at links that lead back to one of them.
+        others: Paths of files that are no images are added to it.
     """
     if len(above) > MAX_DEPTH:
         raise DataError(f"data.root: folders are nested more than {MAX_DEPTH} deep in {prefix[:60]!r}...")
-    try:
-        stat = folder.stat()
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as err:
-        raise DataError(f"data.root: folder {folder} cannot be read ({err.strerror})") from err
+    stat, entries = _entries(folder)
     here = (stat.st_dev, stat.st_ino)
     if here in above:
         return []
     images = []
     for entry in entries:
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or entry.name.lower() in UNUSED:
             continue
         if _is_folder(entry):
-            images += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
+            images += _find_images(folder / entry.name, f"{prefix}{entry.name}/", above | {here}, others)
         elif entry.name.lower().endswith(SUFFIXES):
             images.append(_file(entry, prefix))
+        else:
+            others.append(prefix + entry.name)
     return images
+
+
+def _entries(folder: Path) -> tuple[os.stat_result, list[os.DirEntry[str]]]:
+    """Facts about a folder, and what is in it, by name.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        return folder.stat(), sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as err:
+        raise DataError(f"data.root: folder {folder} cannot be read ({err.strerror})") from err
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

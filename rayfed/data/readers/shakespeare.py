@@ -119,7 +119,7 @@ class Shakespeare:
 def _speeches(files: list[Path]) -> dict[str, str]:
     """Text of each role: its speeches, joined by line breaks."""
     try:
-        texts = {path: path.read_text(encoding="utf-8") for path in files}
+        texts = {path: path.read_text(encoding="utf-8-sig") for path in files}
     except (OSError, UnicodeDecodeError) as err:
         raise DataError(f"data.root: a text cannot be read ({err})") from err
     if len(files) > 1 or files[0].name != FILE:

@@ -11,7 +11,7 @@ from rayfed.data.named.texts import TextFiles, read_csv
 
 @dataclass(frozen=True, kw_only=True)
 class TSV(TextFiles):
-    """Reads files with values between tabs and a header; quotation marks have no meaning in them."""
+    """Reads files with values between tabs and a header; quotation marks as `has_quotes` says."""
 
     where: ClassVar[str] = "a TSV file, or a folder with a file for each split, such as train.tsv and dev.tsv"
     suffixes: ClassVar[tuple[str, ...]] = (".tsv",)

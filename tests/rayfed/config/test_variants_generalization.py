@@ -1,6 +1,7 @@
 """The runs of the protocols that score where nobody trained."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,8 +112,10 @@ def test_other_data_sets_keep_their_own_section_and_prompt(tmp_path):
     assert list(runs) == ["digits-five-mini", "pacs", "dtd"]
     source, pacs, dtd = runs.values()
     assert (source.data.targets, source.evaluation.model_of) == (None, None)
-    assert (pacs.data.root, pacs.data.test, pacs.data.cache, pacs.data.val) == ("P", 0.5, "CACHE", 0)
-    assert (dtd.data.root, dtd.data.test) == ("D", "official")
+    assert (pacs.data.root, pacs.data.test, pacs.data.cache, pacs.data.val) == (
+        *(str(Path("P").absolute()), 0.5, str(Path("CACHE").absolute()), 0),
+    )
+    assert (dtd.data.root, dtd.data.test) == (str(Path("D").absolute()), "official")
     assert {run.evaluation.model_of for run in (pacs, dtd)} == {str(tmp_path / "digits-five-mini")}
     assert source.model.template == pacs.model.template != dtd.model.template
     assert dtd.model.template == "a texture, {}"

@@ -166,3 +166,47 @@ def test_whatever_is_wrong_is_one_line_that_names_the_client(client, part, value
         own_data({**ARRAYS, client: tuple(pair)})
     assert "\n" not in str(caught.value)
     assert "data[" in str(caught.value)
+
+
+def test_whole_floats_are_classes_and_whole_numbers_are_regressed_where_the_task_says_so():
+    x = np.zeros((4, 3), np.float32)
+    own = own_data({"a": (x, np.array([0.0, 1.0, 2.0, 1.0]))}).of_task("classification")
+    assert own.task == "classification"
+    assert own.scan().classes == ("0", "1", "2")
+    assert own.scan().labels.tolist() == [0, 1, 2, 1]
+    with pytest.raises(DataError, match=r"data\['a'\]: the target of example 1 is 0.5; classes are whole"):
+        own_data({"a": (x, np.array([0.0, 0.5, 1.0, 1.0]))}).of_task("classification")
+    with pytest.raises(
+        DataError, match=r"targets have shape \(4, 1\); classes have shape \(4,\), e.g. y.ravel"
+    ):
+        own_data({"a": (x, np.zeros((4, 1)))}).of_task("classification")
+    ages = own_data({"a": (x, np.array([-3, 70, 1, 2]))}, task="regression").of_task("regression")
+    assert (ages.task, ages.pieces[0].targets.dtype) == ("regression", np.float32)
+    maps = own_data({"a": (np.zeros((2, 4, 4)), np.ones((2, 4, 4)))}).of_task("segmentation")
+    assert maps.task == "segmentation"
+    with pytest.raises(DataError, match="the targets are texts, such as 'a'"):
+        own_data({"a": (x, list("abab"))}).of_task("regression")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [([0, 255], "masks hold 0 and 255; .* give masks // 255"), ([0, 1, 255], ".*no label that is ignored")],
+)
+def test_masks_up_to_255_are_refused_with_what_to_do(values, words):
+    masks = np.resize(np.array(values, np.uint8), (3, 4, 4))
+    own = own_data({"a": (np.zeros((3, 4, 4, 3), np.uint8), masks)})
+    with pytest.raises(DataError, match=rf"data\['a'\]: {words}"):
+        own.check_task(None)
+    own.check_task("regression")
+    own_data({"a": (np.zeros((3, 4, 4, 3), np.uint8), masks.clip(0, 1))}).check_task(None)
+
+
+def test_the_order_of_classes_is_in_the_file_and_in_the_fingerprint(tmp_path):
+    x = np.zeros((4, 3), np.float32)
+    digests = set()
+    for names in (["b", "a"], ["a", "b"]):
+        labels = pd.Series(pd.Categorical(list("abab"), names, ordered=True))
+        found = stored({"p": (x, labels)}, tmp_path)
+        assert found.classes == tuple(names)
+        digests.add(found.digest)
+    assert len(digests) == 2

@@ -1,5 +1,6 @@
 """Readers of texts: tables with columns of any name, and the layouts of named data sets."""
 
+import csv
 import json
 from collections import Counter
 from dataclasses import replace
@@ -7,6 +8,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rayfed.config.schema import load_config
 from rayfed.data import load
@@ -474,3 +477,111 @@ def test_roles_of_tools_and_developers_are_known():
         "tool",
         "assistant",
     ]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e"])
+@pytest.mark.parametrize("layout", ["lines", "list", "windows"])
+def test_only_a_line_feed_ends_a_line_of_json(tmp_path, mark, layout):
+    rows = [{"text": f"one{mark}two {i}", "label": "ab"[i % 2]} for i in range(4)]
+    lines = [json.dumps(row, ensure_ascii=ord(mark) < 32) for row in rows]
+    text = {"lines": "\n".join(lines), "list": f"[{','.join(lines)}]", "windows": "\r\n".join(lines) + "\r\n"}
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + text[layout].encode())
+    found = source("jsonl", tmp_path / "x.jsonl")
+    assert [each.text for each in texts_of(found, found.scan())] == [row["text"] for row in rows]
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\uDE00", "\\ud83d\\ud83d"])
+def test_half_of_an_emoji_is_named_with_its_line(tmp_path, half):
+    whole = '{"text": "\\ud83d\\ude00", "label": "a"}'
+    lines = (whole, '{"text": "a HALF b", "label": "b"}'.replace("HALF", half))
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"line 2 of .*x.jsonl has half of a character"):
+        source("jsonl", tmp_path / "x.jsonl").scan()
+    (tmp_path / "y.jsonl").write_text(whole + "\n" + whole.replace('"a"', '"b"'))
+    assert len(source("jsonl", tmp_path / "y.jsonl").scan().keys) == 2
+
+
+TEXTS = ['he said "hi"', "plain", '"', "", "tab\there", "two\nlines", '"quoted"', "O'Neil", 'inch 5"']
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(
+        st.one_of(st.sampled_from(TEXTS), st.text('ab"\t '), st.text('ab"\n ')), min_size=2, max_size=6
+    )
+)
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_a_tsv_that_a_program_wrote_with_quotes_is_read_as_it_was(tmp_path, texts, quoting):
+    table = [{"text": f"a{text}", "label": "ab"[place % 2]} for place, text in enumerate(texts)]
+    with (tmp_path / "x.tsv").open("w", newline="") as file:
+        out = csv.DictWriter(file, ("text", "label"), delimiter="\t", quoting=quoting)
+        out.writeheader()
+        out.writerows(table)
+    found = source("tsv", tmp_path / "x.tsv")
+    assert [each.text for each in texts_of(found, found.scan())] == [row["text"] for row in table]
+
+
+@pytest.mark.parametrize("text", ['a "b" c', '"great', '"Why?" he said', '"Why?"', 'so"', '"'])
+def test_quotes_of_glue_are_part_of_the_text(tmp_path, text):
+    (tmp_path / "x.tsv").write_text(f"text\tlabel\n{text}\t0\nplain\t1\n")
+    found = source("tsv", tmp_path / "x.tsv")
+    assert texts_of(found, found.scan())[0].text == text
+
+
+def test_a_long_text_is_read_and_the_limit_of_the_module_csv_is_as_before(tmp_path):
+    long = "word " * 40_000
+    for kind, mark in (("csv", ","), ("tsv", "\t")):
+        (tmp_path / f"x.{kind}").write_text(f"text{mark}label\n{long}{mark}a\nshort{mark}b\n")
+        found = source(kind, tmp_path / f"x.{kind}")
+        assert texts_of(found, found.scan())[0].text == long
+    assert csv.field_size_limit() == 131_072
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.5, 1.0, 0.0], "row 1 of .* has the label '?0.5"),
+        ([0, 1, -1], "row 3 of .* has the label '?-1"),
+        (["pos", "neg", "pos "], "row 3 of .* has the label 'pos '"),
+        (["pos", None, "neg"], "row 2 of .* has no value in 'label'"),
+        ([[0], [1], [0]], "row 1 of .* has a list in 'label', which is no text"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_in_every_format(tmp_path, kind, labels, words):
+    if kind == "csv" and labels[0] == [0]:
+        return  # a CSV has texts only
+    rows = [{"text": f"t {i}", "label": label} for i, label in enumerate(labels)]
+    with pytest.raises(DataError, match=words):
+        source(kind, written(tmp_path, kind, rows)).scan()
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", " "])
+@pytest.mark.parametrize("part", ["client", "domain"])
+def test_a_row_of_a_file_without_a_client_is_named(tmp_path, missing, part):
+    rows = [{"text": f"t {i}", "label": "ab"[i % 2], part: "p"} for i in range(4)]
+    rows[2][part] = missing
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=f"data.columns.{part}: row 3 of .* has no value in '{part}'"):
+        source("jsonl", path, columns={part: part}).scan()
+
+
+def test_the_order_of_a_dictionary_column_is_that_of_the_outputs(tmp_path):
+    names, codes = ["World", "Sports", "Business"], [2, 0, 1, 0]
+    column = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names))
+    table = pa.table({"text": [f"t {code}" for code in codes], "label": column})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=2)
+    listing = source("parquet", tmp_path / "x.parquet").scan()
+    assert listing.classes == tuple(names)
+    assert listing.labels.tolist() == codes
+
+
+def test_a_header_with_blanks_is_explained(tmp_path):
+    (tmp_path / "x.csv").write_text("text, label\nhello, a\nbye, b\n")
+    with pytest.raises(
+        ConfigError, match="the header has ' label', with blanks around the name; write 'label'"
+    ):
+        source("csv", tmp_path / "x.csv").scan()
+    found = source("csv", tmp_path / "x.csv", columns={"label": " label"}).scan()
+    assert found.classes == (" a", " b")

@@ -146,6 +146,7 @@ BAD = {
     "b.csv": ("client,sample\n,1\n", "'' is not a name for a client"),
     "c.csv": ("client,sample\na\n", "'a' has ''"),
     "d.csv": ("client,sample,split\na,1,train\na,2,\n", "with and without a split"),
+    "e.csv": ("client,sample,split\na,1,train\nb,2,\n", "line 3 has no value in split"),
     "a.parquet": ("PAR1", "a.parquet is not a partition"),
 }
 
@@ -204,3 +205,9 @@ def test_fedgcr_split_of_the_test_sets():
     few = replace(cfg, test=3, partition=replace(cfg.partition, factor=10))
     with pytest.raises(ConfigError, match=r"data\.partition\.split_test: the 3 test samples of domain 'art'"):
         make_partition(*make_data(), DOMAINS, few, 0)
+
+
+def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path):
+    (tmp_path / "plain.csv").write_text("client,sample\na,1\na,2\na,3\nb,4\nb,5\nb,6\n")
+    (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "plain.csv").read_bytes())
+    assert from_file(tmp_path / "marked.csv").digest == from_file(tmp_path / "plain.csv").digest

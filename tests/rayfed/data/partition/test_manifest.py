@@ -1,10 +1,11 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.data.partition.manifest import client_rows, describe
+from rayfed.data.partition.manifest import client_rows, describe, numbered_in_words
 from rayfed.data.text import flaw_bits
 from tests.rayfed.data.partition.toy import (
     CLASSES,
@@ -119,3 +120,17 @@ def test_table_and_description():
     alone = describe(part(config(clients=1, domains=["art"])), as_dataset(make_data()))
     assert "toy: 1 client in 1 domain, 7 classes" in alone
     assert "pooled: one client trains on the train and val samples of all" in held
+
+
+@pytest.mark.parametrize(
+    ("classes", "own", "words"),
+    [
+        (("1", "2", "5"), False, "outputs 0 to 2 are the classes 1, 2, 5"),
+        (("b", "a"), True, "outputs 0 to 1 are the classes b, a"),
+        (("0", "1", "2"), True, ""),
+        (("cat", "dog"), False, ""),
+    ],
+)
+def test_classes_whose_number_is_not_their_name_are_told(classes, own, words):
+    dataset = SimpleNamespace(classes=classes, own=own, task="classification")
+    assert numbered_in_words(dataset) == words

@@ -290,3 +290,34 @@ def test_images_with_a_column_of_texts_are_images_unless_texts_are_named(tmp_pat
     )
     with pytest.raises(ConfigError, match=r"data\.columns"):
         reader(tmp_path / "data", tmp_path, columns={"image": "img", "text": "text"}).scan()
+
+
+NEWS = ["World", "Sports", "Business", "Sci/Tech"]
+
+
+def test_the_classes_of_texts_are_in_the_order_of_their_class_label(tmp_path):
+    found = datasets.Dataset.from_dict({"text": [f"t {i}" for i in range(8)], "label": [3, 0, 1, 2] * 2})
+    found.cast_column("label", datasets.ClassLabel(names=NEWS)).to_parquet(tmp_path / "a.parquet")
+    listing = reader(tmp_path / "a.parquet", tmp_path).scan()
+    assert listing.classes == tuple(NEWS)
+    assert listing.labels.tolist() == [3, 0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("bad", [-1, None])
+def test_a_text_without_a_class_label_is_named(tmp_path, bad):
+    found = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, bad]})
+    found.cast_column("label", datasets.ClassLabel(names=["n", "p"])).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"row 3 of train of toy has (the label -1|no value in 'label')"):
+        reader(tmp_path / "a.parquet", tmp_path).scan()
+
+
+@pytest.mark.parametrize("missing", [None, "", float("nan")])
+def test_an_image_without_a_client_is_named(tmp_path, missing):
+    clients = ["p", "q", missing] if isinstance(missing, str | None) else [1.0, 2.0, missing]
+    found = datasets.Dataset.from_dict({"img": [png(1)["bytes"]] * 3, "y": [0, 1, 0], "who": clients})
+    found.to_parquet(tmp_path / "a.parquet")
+    data = reader(tmp_path / "a.parquet", tmp_path, columns={"image": "img", "label": "y", "client": "who"})
+    with pytest.raises(
+        DataError, match=r"data\.columns\.client: .* no value in 1 rows, the first of which is row 3"
+    ):
+        data.scan()

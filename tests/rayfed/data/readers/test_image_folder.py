@@ -230,3 +230,27 @@ def test_pacs_as_released():
         with Image.open(PACS / listing.keys[index]) as image:
             plain = image.convert("RGB").resize((224, 224), Image.Resampling.BICUBIC)
         assert np.array_equal(source.decode(listing, index, 224), np.asarray(plain))
+
+
+@pytest.mark.parametrize("layout", ["{c}", "d/{c}"])
+def test_what_pillow_can_read_is_read_and_what_is_left_out_is_counted(tmp_path, caplog, layout):
+    kinds = ("png", "tif", "TIFF", "gif", "ppm", "tga", "jfif", "jp2")
+    for c in "ab":
+        place = tmp_path / layout.format(c=c)
+        place.mkdir(parents=True)
+        for number, kind in enumerate(kinds):
+            Image.new("RGB", (8, 8), (number * 30, 0, 0)).save(place / f"{number}.{kind}")
+        (place / "scan.dcm").write_bytes(b"")
+        (place / "notes").write_bytes(b"")
+        (place / "Thumbs.db").write_bytes(b"")
+    (tmp_path / "README.md").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        listing = folder(tmp_path).scan()
+    assert len(listing.keys) == 2 * len(kinds)
+    assert all(
+        folder(tmp_path).decode(listing, i, 8)[0, 0, 0] in range(i % 8 * 30 - 9, i % 8 * 30 + 9)
+        for i in (0, 1)
+    )
+    assert caplog.text.count("not used: 4 files") == 1
+    assert ".dcm, no suffix" in caplog.text
+    assert "README" not in caplog.text
