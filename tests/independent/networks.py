@@ -6,14 +6,17 @@ to CLASSES outputs. Each function makes a new one; its caller seeds torch.
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 from torch.nn.utils import parametrizations, spectral_norm
 
 CLASSES, TOKENS, FEATURES, VOCABULARY = 4, 10, 6, 40
@@ -316,6 +319,64 @@ class Twice(nn.Module):
         return self.out(self.same(self.same(self.into(x)).relu()).relu()).clamp(-0.8, 0.4)
 
 
+class SharedStatistics(nn.Module):
+    """Two layers of BatchNorm move the same running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.BatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
+        self.two.running_mean, self.two.running_var = self.one.running_mean, self.one.running_var
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs, shape (B, CLASSES), of rows."""
+        return self.out(self.two(self.one(x) + 1))
+
+
+class OutputsOfTable(nn.Module):
+    """The last layer has the table of the tokens as its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mid = nn.Embedding(VOCABULARY, 8, max_norm=2.0), nn.Linear(8, 8)
+        self.out = nn.Linear(8, VOCABULARY, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Outputs, shape (B, VOCABULARY), of ids."""
+        return self.out(self.mid(self.table(ids)).tanh().mean(1))
+
+
+class Random(nn.Module):
+    """Takes numbers from the streams of Python, NumPy and torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.mid, self.out = nn.Linear(FEATURES, 8), nn.RReLU(), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs, shape (B, CLASSES), of rows."""
+        found = self.mid(self.one(x))
+        if self.training:
+            found = found * (1 + 0.1 * random.random()) + 0.1 * float(np.random.rand())
+        return dropout(self.out(found), 0.1, self.training)
+
+
+class Blocks(nn.Module):
+    """Goes through equal blocks in an order of its own, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()) for _ in range(3))
+        self.out = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs, shape (B, CLASSES), of rows."""
+        for number in (2, 0, 1, 0):
+            x = self.blocks[number](x)
+        return self.out(x)
+
+
 class PartlyFrozen(Own):
     """The first layer is frozen, and BatchNorm always in evaluation mode, though its scales train."""
 
@@ -418,6 +479,10 @@ OWN = {
     "weight norm": Case(partial(Spectral, parametrizations.weight_norm), "rows", by_function=True),
     "in place": Case(InPlace, "rows"),
     "a layer used twice, and a clamp": Case(Twice, "rows", lr=0.2),
+    "shared running statistics": Case(SharedStatistics, "rows"),
+    "outputs through a table with a largest norm": Case(OutputsOfTable, "ids"),
+    "streams of Python and NumPy": Case(Random, "rows"),
+    "blocks in an order of its own": Case(Blocks, "rows"),
     "its own train()": Case(PartlyFrozen),
     "dropout beside a frozen part": Case(DropoutBesideFrozen),
     "statistics of the batch": Case(BatchStatistics, "rows"),

@@ -55,7 +55,9 @@ def run_of(case: Case, cluster="inline") -> rayfed.Run:
 def judged(net: torch.nn.Module, clients: dict, lr: float, exact: bool = False) -> tuple[dict, dict]:
     """The tensors of the judge's network, and its scores, by name; `exact`: in float64."""
     if exact:
-        net = copy.deepcopy(net).double()
+        # `double()` alone would make two tensors of a buffer that two modules share.
+        doubles = {id(buffer): buffer.double() for buffer in net.buffers() if buffer.is_floating_point()}
+        net = copy.deepcopy(net, doubles).double()
         clients = {
             c: {s: (x.double() if x.is_floating_point() else x, y) for s, (x, y) in splits.items()}
             for c, splits in clients.items()
