@@ -122,13 +122,13 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
     """
     mine = dict(_tensors(model))
     _check_names_and_shapes(mine, tensors)
-    tied: dict[Tensor, nn.Parameter] = {}
+    tied: dict[Tensor, Tensor] = {}
     for name, (module, leaf, old) in mine.items():
         value = _as_tensor(tensors[name])
         if _is_half(old, tensors[name]):
             value = value.view(torch.bfloat16)
         if leaf in module._buffers:
-            module._buffers[leaf] = value.clone()
+            module._buffers[leaf] = tied.setdefault(old, value.clone())
             continue
         if old not in tied:
             value = value.clone() if old.requires_grad or name in _moves(model) else value

@@ -694,7 +694,48 @@ def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
                 return f"with {when} the network returns something else than it"
             if one.shape != other.shape or not is_close(one, other):
                 return f"with {when} the output is another one"
+    if not _trains_alike(network, net, x, seed):
+        return "the network computes other gradients with it"
     return ""
+
+
+def _trains_alike(network: Network, net: nn.Module, x: Tensor, seed: int) -> bool:
+    """Whether a network has the same gradients with its head and its blocks taken apart.
+
+    They differ where it computes its outputs under `torch.no_grad()`, or where a hook changes the gradient
+    of its outputs.
+
+    Args:
+        network: Says what is taken apart.
+        net: The network with its start values.
+        x: Inputs.
+        seed: Seed of the experiment.
+    """
+    one, other = _another(network, net, seed), _another(network, net, seed)
+    names = dict(other.named_parameters())  # splitting keeps the parameters, and changes their names
+    apart = network.split(other)
+    apart.refresh()
+    try:
+        wanted = _gradients(one, dict(one.named_parameters()), x, seed)
+    except Exception:  # `first_pass` says so
+        return True
+    try:
+        found = _gradients(apart, names, x, seed)
+    except Exception:
+        return False
+    return wanted.keys() == found.keys() and all(is_close(wanted[name], found[name]) for name in wanted)
+
+
+def _gradients(
+    net: nn.Module, parameters: Mapping[str, nn.Parameter], x: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Gradients of the sum of squared outputs in training mode, by name; empty: the outputs have none."""
+    net.train()
+    with torch.enable_grad(), every_layer_called(), use_seed(derive(seed, "gradients")):
+        loss = output_of(net(x.clone())).square().sum()
+        if loss.requires_grad:
+            loss.backward()
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 
 
 def _another(network: Network, net: nn.Module, seed: int) -> nn.Module:

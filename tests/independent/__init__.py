@@ -1,0 +1,1 @@
+"""Runs of RayFed compared with programs that know nothing of it."""
