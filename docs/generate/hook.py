@@ -32,7 +32,7 @@ SOURCES = {
     "algorithms": "methods/index.md",
     "configs/papers": "papers/index.md",
 }
-"""Sources to which pages link, so that links work in a clone, and the generated pages that tell more of them."""
+"""Sources to which pages link, so that links work in a clone, and generated pages that tell more of them."""
 EVIDENCE = "benchmarks/results"
 """Folder with the measurements that the pages cite; in the site they are pages of the folder results."""
 

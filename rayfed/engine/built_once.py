@@ -55,7 +55,7 @@ class Built:
         blocks: Number of blocks of the backbone.
         stack: Number of blocks that capacities count, those of a text tower included; 0: no uniform blocks.
         block_bytes: Bytes of the frozen tensors of each block.
-        behaviour: What the network of a user does besides mapping rows to outputs; None: nobody looked.
+        behaviour: Behaviour of the network of a user apart from its outputs; None: it was not examined.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         no_blocks: The message that says that there are no uniform blocks; empty: there are.
         why_not_single: Why the network cannot train with one row; empty: it can.

@@ -415,7 +415,7 @@ class World:
         shares_features: Write all frozen features to disk, for other experiments.
         smaller: Changes of the training with which a client needs less memory on a device.
         network: The network of a user, in place of one of a library; None: `model` names the latter.
-        behaviour: What that network does besides mapping rows to outputs; None: nobody has looked.
+        behaviour: Behaviour of that network apart from its outputs; None: it was not examined.
     """
 
     seed: int

@@ -75,8 +75,8 @@ class Backbone(nn.Module):
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
         graphs: Graphs of the network on a device (`rayfed.models.graphs`), which give its output for a pass
             or None; None: there are none.
-        behaviour: What the network of a user does besides mapping rows to outputs; None: nobody looked, as
-            with networks of libraries.
+        behaviour: Behaviour of the network of a user apart from its outputs; None: it was not
+            examined, as networks of libraries are not.
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters, or most tokens of one.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.

@@ -1,4 +1,4 @@
-"""What a user's network does besides mapping rows to outputs, and what a run does about it.
+"""The behaviour of a user's network apart from its outputs, and the rules that a run has for it.
 
 `rayfed.models.examine` finds it out before the first round. One rule holds for each kind:
 
@@ -21,7 +21,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:
-    """What a tuned network of a user does besides mapping rows to outputs.
+    """The behaviour of a tuned network of a user apart from its outputs.
 
     Attributes:
         moves: Paths, in the state dict of the model, of tensors of floats that training moves without an
@@ -71,13 +71,13 @@ class Behaviour:
 
     @property
     def of_whole_batches(self) -> str:
-        """What in the network needs the whole batch, not parts of it; empty: nothing does."""
+        """The part of the network that needs the whole batch; empty: there is none."""
         if self.mixes_training:
             return "layers that look at all rows of a batch"
         return "" if self.is_still else "tensors that each pass moves"
 
     def sentences(self, average: bool) -> list[str]:
-        """What the header of a run says about it, for tensors that a reader may not expect.
+        """Sentences for the header of a run about what a reader may not expect.
 
         Args:
             average: Statistics are averaged by the server; otherwise they stay with their client.

@@ -1,7 +1,7 @@
 """Finds out, by running it before the first round, what a user's network does (`rayfed.models.behaviour`).
 
-A short training shows which tensors move although no optimizer trains them. Passes with other rows beside
-the same one show whether the rows of a batch change each other's outputs. So nothing of this is guessed from
+A short training shows which tensors move although no optimizer trains them. Passes with the same row among
+other ones show whether the rows of a batch change each other's outputs. So nothing of this is guessed from
 names or types.
 """
 
@@ -116,7 +116,7 @@ def _no_grad(model: Backbone, x: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Moved:
-    """What changed: tensors as they were before, by path, and names of attributes."""
+    """Tensors that changed, as they were before, by path, and names of attributes that did."""
 
     tensors: dict[str, Tensor]
     attributes: list[str]
@@ -232,7 +232,7 @@ class _Passes:
 
 
 def _mixes(passes: _Passes, rows: Tensor, training: bool) -> bool:
-    """Whether the output of the first row changes with the row beside it, or with the number of rows.
+    """Whether the output of the first row changes with the second row, or with the number of rows.
 
     In evaluation mode also whether it changes with the random numbers.
     """
@@ -267,7 +267,7 @@ def perturb(model: nn.Module, seed: int) -> None:
     """Change all parameters and buffers of floats at random, in place: parts that start at zero then count.
 
     Args:
-        model: A network whose values nobody needs any more.
+        model: A network whose values are not needed any more.
         seed: Decides the change, whatever the memory of the tensors.
     """
     random = torch.Generator().manual_seed(seed)

@@ -102,8 +102,8 @@ class NamedTensor:
         is_buffer: True for what no optimizer trains: a running statistic, other state that training moves, or
             a LoRA residual; False for any other parameter.
         path: Name of the tensor in the state dict of the Backbone.
-        moves: Whether training was seen to move such state (`rayfed.models.behaviour`); None: nobody looked,
-            and statistics of BatchNorm move if the affine parameters of their layer are trained.
+        moves: Whether training was seen to move such state (`rayfed.models.behaviour`); None: it was not
+            examined, and statistics of BatchNorm move if the affine parameters of their layer are trained.
     """
 
     module: nn.Module
@@ -164,8 +164,8 @@ def find_tensors(
         model: The Backbone.
         has_blocks: Whether its `blocks` can be selected. Otherwise a name that begins with `blocks.` becomes
             `stages.`, because `blocks.<j>.` always means a block that can be selected.
-        moves: Paths of the tensors that training moves and no optimizer trains; None: nobody looked, and the
-            state are the statistics of BatchNorm.
+        moves: Paths of the tensors that training moves and no optimizer trains; None: the network was not
+            examined, and the state are the statistics of BatchNorm.
 
     Raises:
         RuntimeError: Two tensors would have the same global name.

@@ -145,7 +145,7 @@ def checksum(model: nn.Module, besides: Mapping[str, Tensor] = MappingProxyType(
         besides: Other tensors of it that count, by name.
     """
     moves = _moves(model)
-    frozen = {
+    frozen: dict[str, Tensor] = {
         global_name(name): p
         for name, p in model.named_parameters()
         if not p.requires_grad and name not in moves

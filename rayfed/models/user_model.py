@@ -239,9 +239,9 @@ class OwnBackbone(Backbone):
         """Put the network into training or evaluation mode.
 
         A network that trains as its user left it (`tuning=full`) gets its own `train()`, as in plain PyTorch:
-        dropout beside frozen layers is on, normalization of which nothing trains uses the batch. Under other
-        tuning schemes the frozen parts behave as in evaluation (`Backbone.train`), and what the network's own
-        `train()` leaves in the other mode stays there.
+        dropout between trained layers is on, normalization of which nothing trains uses the batch. Under
+        other tuning schemes the frozen parts behave as in evaluation (`Backbone.train`), and what the
+        network's own `train()` leaves in the other mode stays there.
         """
         if self._trains_whole and not self._has_own_modes:
             for module in self._modes()[0]:
@@ -312,7 +312,7 @@ class Network:
         return f"Network({self.label!r}, {self.said}, {self.width}, {self.example}, {self.stacks})"
 
     def net(self, seed: int) -> nn.Module:
-        """A new network: with values of its own, or without them under torch.device("meta").
+        """A new network: with a copy of the values, or without them under torch.device("meta").
 
         Args:
             seed: Seed of the experiment, for a function that draws values.
@@ -656,7 +656,7 @@ def _not_taken(network: Network, why: str) -> str:
 
 
 def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
-    """How a network differs from itself with its head and its blocks taken apart; empty: in nothing.
+    """The difference of a network from itself with head and blocks taken apart; empty: there is none.
 
     Args:
         network: Says what is taken apart.
@@ -755,7 +755,7 @@ def _pass(net: nn.Module, x: Tensor, mode: bool, seed: int) -> Tensor:
 
 
 class _HeadReturns:
-    """What a module returned in the last pass of a network, to tell whether the network returned that too."""
+    """Notes what a module returned in a pass of a network, to tell whether the network returned it, too."""
 
     def __init__(self, module: nn.Module) -> None:
         self._returned: list[tuple[Any, int, Any]] = []
@@ -776,7 +776,7 @@ class _HeadReturns:
 
 
 def _head_returns(network: Network, net: nn.Module) -> _HeadReturns | None:
-    """Watches the head of a network; None: it has none, or its features come from a method of their own."""
+    """Watches the head of a network; None: it has none, or another method makes its features."""
     head = network.said.head
     if head is None or network.said.features is not None:
         return None
