@@ -8,7 +8,6 @@ names or types.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +27,10 @@ from rayfed.types import Batch
 DRAWS = 3
 """Random changes of all values of a network under which it is examined, besides its start values."""
 
-CHEAP = 0.05
-"""Seconds of a pass from which on there is one such change only."""
+SMALL = 1_000_000
+"""Parameters, and numbers in a row of inputs, up to which a network is examined in all these ways.
+
+A larger one is examined with one random change only. Time does not decide, because it differs by machine."""
 
 CLOSE = 1e-4
 """Largest difference of outputs, as a share of the largest one, that rounding explains."""
@@ -75,10 +76,7 @@ def examine(
     mixes = dict.fromkeys((True, False), False)
     varies = False
     with use_seed(derive(seed, "other rows")):
-        began = time.perf_counter()
-        _no_grad(still, rows[:2])
-        is_cheap = time.perf_counter() - began < CHEAP
-        for draw in range(DRAWS + 1) if is_cheap else (1,):
+        for draw in draws_of(still, rows):
             if draw:
                 perturb(still, derive(seed, "perturb", draw))
             passes = _Passes(still)
@@ -251,6 +249,12 @@ def _varies(passes: _Passes, rows: Tensor) -> bool:
     """Whether training passes with other random numbers differ, or training from evaluation."""
     one, other = (passes.output(rows[:2], True, seed) for seed in (0, 1))
     return not (torch.equal(one, other) and torch.equal(one, passes.output(rows[:2], False)))
+
+
+def draws_of(net: nn.Module, x: Tensor) -> Sequence[int]:
+    """Numbers of the random changes under which a network is looked at; 0: its start values."""
+    numbers = max(sum(p.numel() for p in net.parameters()), x[:1].numel())
+    return range(DRAWS + 1) if numbers <= SMALL else (1,)
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:

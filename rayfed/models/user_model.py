@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from rayfed import user_objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
-from rayfed.models.examine import CHEAP, DRAWS, is_close, perturb
+from rayfed.models.examine import draws_of, is_close, perturb
 from rayfed.objective import Objective
 from rayfed.registry import import_object
 from rayfed.seeds import derive, use_seed
@@ -672,12 +671,8 @@ def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
         raise
     except Exception as err:
         return f"it cannot be taken out ({type(err).__name__})"
-    began = time.perf_counter()
-    with suppress(Exception):
-        _pass(whole, x, False, seed)
-    is_cheap = time.perf_counter() - began < CHEAP
     returns = _head_returns(network, whole)
-    for draw in range(DRAWS + 1) if is_cheap else (1,):
+    for draw in draws_of(whole, x):
         if draw:
             perturb_alike(whole, apart, network.said.head, derive(seed, "head", draw))
         for mode in (False, True):
