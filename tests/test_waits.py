@@ -48,6 +48,9 @@ ALLOWED = {
     f"{A}/hetlora.py:last_components:kept = max(1, int(self.gamma * rank))": "the rank is a number of Python",
     "rayfed/tuning/lora.py:_finds_sites:return bool(in_every_block(chosen_layers(model, self.sites, "
     "LAST)))": "a pattern of names of layers, made once for each model",
+    f"{M}/language.py:joined:if bool((there[:, 1:] & ~there[:, :-1]).any()):": (
+        "in an exported network only, which its user calls"
+    ),
     f"{M}/clip.py:token_width:return int(self._parts.token_embedding.embedding_dim)": "a shape",
     f"{M}/clip.py:_join:self._stops = (self.name_tokens.argmax(-1) - 1).tolist()": (
         "once for each model, in its first pass"

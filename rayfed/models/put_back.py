@@ -63,8 +63,8 @@ class _Place:
             return
         if self.start is None:
             raise RuntimeError(
-                f"the network changed its frozen parameter {self.name!r} in the call before, which it did "
-                "not do when it was examined before the run; register it as a buffer, or train it"
+                f"the call before changed the frozen weight {self.name!r}, which processes share and which "
+                "did not change when the network was examined; register it as a buffer, or train it"
             )
         with torch.no_grad():
             self.tensor.copy_(self.start)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from rayfed import objective as objectives
 from rayfed.errors import ConfigError
+from rayfed.executors import worker
 from rayfed.models.backbone import samples_of
 from rayfed.objective import (
     EMPTY,
@@ -22,7 +23,6 @@ from rayfed.objective import (
     objective,
     pearson,
     spearman,
-    symbols,
 )
 from tests.rounding import limit, near
 from tests.vectors import vector
@@ -83,7 +83,7 @@ def test_layouts_say_what_an_example_is():
     wanted = {"classification": 16 * 16 * 3, "segmentation": 16 * 16 * 4, "next_character": 16}
     wanted |= dict.fromkeys(("text_classification", "language_modeling"), 16 * 4)
     assert {task: OBJECTIVES[task].layout(16).itemsize for task in wanted} == wanted
-    x = symbols(np.array([[1, 79]], dtype=np.uint8))
+    x = worker.symbols(np.array([[1, 79]], dtype=np.uint8))
     assert x.dtype == torch.int64
     assert x.tolist() == [[1, 79]]
 

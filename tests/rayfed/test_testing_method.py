@@ -94,7 +94,7 @@ LACKS = Method(local=NeedsWhatNobodyOffers)
     [
         ("WRITES", checks.leaves_messages_and_frozen_weights_alone, AssertionError, "messages are read-only"),
         ("COUNTS", checks.leaves_messages_and_frozen_weights_alone, AssertionError, "messages are read-only"),
-        ("FROZEN", checks.leaves_messages_and_frozen_weights_alone, AssertionError, "frozen weight"),
+        ("FROZEN", checks.leaves_messages_and_frozen_weights_alone, RayFedError, "frozen weight"),
         (
             "INFINITE",
             checks.leaves_messages_and_frozen_weights_alone,

@@ -16,6 +16,7 @@ from rayfed.data.shards import open_dataset
 from rayfed.errors import ConfigError
 from rayfed.experiment.single_run import classes_in_words
 from tests.conftest import STEADY
+from tests.rounding import near
 
 CLIENTS = 5
 
@@ -223,8 +224,9 @@ def test_a_client_whose_metric_is_undefined_keeps_its_loss_and_its_other_metrics
         with torch.no_grad():
             losses.append(float(nn.functional.binary_cross_entropy_with_logits(net(x), y.float())))
             shares.append(float(((net(x) > 0) == (y > 0)).float().mean()))
-    assert run.loss == pytest.approx(np.mean(losses), rel=1e-5)
-    assert run.clients["loss"].tolist() == pytest.approx(losses, rel=1e-5)
+    # Sums over a handful of inputs, hidden units, labels and examples, before and after a few steps.
+    near(run.loss, np.mean(losses), 100)
+    near(run.clients["loss"].tolist(), losses, 100)
     assert run.clients["label_accuracy"].tolist() == pytest.approx(shares)
     assert run.metrics["label_accuracy"] == pytest.approx(np.mean(shares))
     assert run.clients["auc"].notna().sum() == run.metrics["clients_defined"] == 1

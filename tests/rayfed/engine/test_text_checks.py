@@ -167,7 +167,7 @@ def test_networks_get_the_types_of_tokens(folders, pairs, tmp_path):
             losses.append(float(nn.functional.cross_entropy(logits, torch.tensor([int(label)]))))
         domains = [len(part) for _, part in table[table.split == "test"].groupby("client")]
         if len({*domains}) == 1:  # the run's loss is a mean over clients
-            assert run.loss == pytest.approx(np.mean(losses), abs=1e-4)
+            near(run.loss, np.mean(losses), 3000)
 
 
 @pytest.mark.parametrize("family", TYPED)
@@ -186,7 +186,7 @@ def test_logits_of_pairs_are_those_of_the_library(folders, pairs, tmp_path, fami
         for row, logits in zip(rows, ours, strict=True):
             named = made(pairs[row]["a"], pairs[row]["b"], return_tensors="pt")
             expected = whole.eval()(**named).logits
-            assert float((logits - expected).abs().max()) < 1e-5 * max(1, float(expected.abs().max()))
+            near(logits[None], expected, 300, max(1.0, float(expected.abs().max())))
             assert float((model.net.named(x[[row]])["input_ids"] - named["input_ids"][0, 0]).abs().min()) == 0
     assert float((ours - untyped).abs().max()) > 1e-3
 
@@ -241,7 +241,7 @@ def test_a_real_network_reads_pairs_as_the_library_does(shared, tmp_path):
         ours = model.net(torch.from_numpy(setup.dataset.images[np.arange(1)]).long())
         expected = other(**named).pooler_output
         untyped = other(input_ids=named["input_ids"]).pooler_output
-    assert float((ours - expected).abs().max()) < 1e-5
+    near(ours, expected, 300, 1.0)
     assert float((ours - untyped).abs().max()) > 1e-3
 
 

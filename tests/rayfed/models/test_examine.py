@@ -18,6 +18,7 @@ from rayfed.models.examine import examine, give
 from rayfed.models.user_model import fit, network_of, register
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
+from tests.rounding import near
 
 RATE = {"lr": 0.1, "momentum": 0.0, "epochs": 2, "batch_size": 99}
 
@@ -308,7 +309,7 @@ def test_the_final_model_scores_what_the_run_reports(net):
         with torch.no_grad():  # a copy for each client, as each of them has its own
             own = copy.deepcopy(model)
             losses.append(float(nn.functional.cross_entropy(own(torch.tensor(x)), torch.tensor(y))))
-    assert done.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    near(done.loss, np.mean(losses), 100)  # sums of 6 and 8 products, and over 8 examples
 
 
 @pytest.mark.parametrize("net", [Norm, Cumulative, Instance, Average, Teacher, NoAffine, OwnTrain])
@@ -324,7 +325,7 @@ def test_one_client_and_one_round_are_plain_training(net):
     ours = run(net(), data, rounds=1).model().state_dict()
     for name, value in plain.state_dict().items():
         if value.is_floating_point():  # counters are put back
-            torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6, msg=name)
+            near(ours[name], value, 200, max(1.0, float(value.abs().max())))  # sums over 40 examples, twice
 
 
 @pytest.mark.parametrize("net", STATEFUL)
@@ -337,10 +338,10 @@ def test_nothing_of_one_client_reaches_another(net, batch_norm):
     for place, name in enumerate(data):
         alone = run(net, {name: data[name]}, rounds=1, **still)
         if batch_norm == "local":  # with its own statistics it scores what it would score alone
-            assert together.iloc[place] == pytest.approx(alone.loss, rel=1e-6)
+            near(together.iloc[place], alone.loss, 20)
     order = dict(reversed(data.items()))
     backwards = run(net, order, rounds=1, **still).clients.loss
-    assert sorted(backwards) == pytest.approx(sorted(together), rel=1e-6)
+    near(sorted(backwards), sorted(together), 20)  # the order of three summands
 
 
 @pytest.mark.ray
@@ -485,7 +486,7 @@ def test_drawn_networks_with_one_client_train_as_in_plain_pytorch(layers, seed):
     ours = done.model().state_dict()
     for name, value in plain.state_dict().items():
         if value.is_floating_point():
-            torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5, msg=f"{layers} {name}")
+            near(ours[name], value, 500, max(1.0, float(value.abs().max())))
 
 
 class _MovingMean(nn.Module):

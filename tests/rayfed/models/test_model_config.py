@@ -1,5 +1,7 @@
 """A file of weights has one key; a path in the former one means the same."""
 
+from pathlib import Path
+
 import pytest
 from safetensors.torch import save_file
 
@@ -28,7 +30,7 @@ CLIP = "model=clip_vit_b_32"
 )
 def test_a_path_in_pretrained_is_the_file_of_weights(overrides, pretrained, weights):
     model = load_config(["algorithm=fedavg", *overrides]).model
-    assert (model.pretrained, model.weights) == (pretrained, weights)
+    assert (model.pretrained, model.weights) == (pretrained, weights and str(Path(weights).absolute()))
 
 
 def test_two_different_files_are_refused():
