@@ -161,6 +161,11 @@ class Tokenized:
         return task_of(self.source)
 
     @property
+    def said(self) -> str:
+        """What the reader of the texts says of its columns; empty: nothing."""
+        return str(getattr(self.source, "said", ""))
+
+    @property
     def sparse(self) -> bool:
         """Whether domains need not have samples of every class."""
         return bool(getattr(self.source, "sparse", False))
