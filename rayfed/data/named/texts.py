@@ -457,10 +457,7 @@ class TextTable(TextReader):
         Raises:
             ConfigError: A part or a column does not exist, or what is there is not enough.
         """
-        wanted = {
-            part: str(column) if isinstance(column, int) else column
-            for part, column in (self.columns or {}).items()
-        }
+        wanted = self.columns or {}
         header = self.header
         if not any(self._tables.values()):
             raise DataError(f"data.root: {self.root} has no rows; give one or more")
