@@ -162,7 +162,7 @@ class Tokenized:
 
     @property
     def said(self) -> str:
-        """What the reader of the texts says of its columns; empty: nothing."""
+        """The sentence of the reader of the texts about its columns; empty: none."""
         return str(getattr(self.source, "said", ""))
 
     @property

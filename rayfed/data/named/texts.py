@@ -183,7 +183,7 @@ def read_text(path: Path) -> str:
 
 
 def _hint(err: Exception) -> str:
-    """What to do about a file that cannot be read."""
+    """The advice about a file that cannot be read; empty: none."""
     return "; save it as UTF-8" if isinstance(err, UnicodeDecodeError) else ""
 
 
