@@ -205,7 +205,7 @@ def shown(value: object) -> str:
     True
     """
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split("\n"))
     except ValueError:  # an integer of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else f"{text[:150]}... ({len(text)} characters)"

@@ -107,6 +107,9 @@ def _transforms(config: AugmentConfig, size: int | tuple[int, int]) -> list[Any]
 CLIPS = ("randaugment", "jitter")
 """Changes of images that cut values outside of 0 to 1; the others take any values."""
 
+CHANNELS = (1, 3, 4)
+"""Channels that images usually have."""
+
 ROUNDING = 1e-4
 """Values that are this far outside of 0 to 1 were rounded."""
 
@@ -133,6 +136,11 @@ def check_images(x: Tensor, config: AugmentConfig, images: Any, mean: Channels, 
     if x.ndim != 4 or not x.is_floating_point():
         raise ConfigError(
             f"data.augment: it changes images, and the inputs have shape {tuple(x.shape[1:])}; leave it out"
+        )
+    if x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS:
+        raise ConfigError(
+            f"data.augment: it changes images of shape (channels, height, width), and the inputs have shape "
+            f"{tuple(x.shape[1:])}; give floats with channels first, or leave it out"
         )
     clips = [name for name in config.names if name in CLIPS]
     if clips and images is not None and images.dtype.kind == "f":

@@ -8,10 +8,13 @@ whole numbers by value.
 
 from __future__ import annotations
 
+import logging
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -19,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.text import Text, Tokens
-from rayfed.errors import DataError, shown
+from rayfed.errors import DataError, printable, shown
+
+log = logging.getLogger("rayfed.data.readers")  # what readers say of a folder, which prepare shows, too
 
 ONE_DOMAIN = "all"
 """The domain of a data set that has no domains."""
@@ -107,10 +112,16 @@ Where: TypeAlias = Callable[[int], str]
 """Words for a row, from 0, for messages."""
 
 
+@cache
+def warn_once(message: str) -> None:
+    """Warn once per process, because data are listed several times."""
+    log.warning("%s", printable(message))
+
+
 def in_order(name: str) -> tuple[int, str]:
     """Whole numbers by value, before other text; a key for sorting."""
     is_number = name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS
-    return (int(name), "") if is_number else (1 << 62, name)
+    return (int(name), name) if is_number else (1 << 62, name)
 
 
 def is_missing(value: Any) -> bool:
@@ -121,7 +132,9 @@ def is_missing(value: Any) -> bool:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
         return bool(np.isnat(value))
-    return isinstance(value, Real | Decimal) and bool(value != value)  # NaN is not itself
+    if isinstance(value, Decimal):
+        return value.is_nan()  # one that signals cannot be compared
+    return isinstance(value, Real) and bool(value != value)  # NaN is not itself
 
 
 def name_of(value: Any) -> str:
@@ -208,7 +221,7 @@ def _check_different(
     seen: dict[str, tuple[type, Any]] = {}
     for key, name in named.items():
         is_flag = issubclass(key[0], bool | np.bool_)
-        same = seen.setdefault(str(int(key[1])) if is_flag else name.strip(), key)
+        same = seen.setdefault(str(int(key[1])) if is_flag else plainly(name), key)
         if same is not key and (named[same] != name or _kind(same[0]) != _kind(key[0])):
             raise DataError(
                 f"{where(first[key])} has the label {shown(key[1])}, and {where(first[same])} has "
@@ -223,6 +236,11 @@ def _kind(of: type) -> str:
     return "text" if issubclass(of, str | bytes) else "number"
 
 
+def plainly(name: str) -> str:
+    """A name without blanks around it, its characters composed: names that look alike are equal then."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def named_in_one_way(values: Sequence[Any], what: str, column: str) -> list[str]:
     """Names of clients, splits or domains as text.
 
@@ -232,16 +250,37 @@ def named_in_one_way(values: Sequence[Any], what: str, column: str) -> list[str]
         column: The column, for messages.
 
     Raises:
-        DataError: Two values, such as 1 and "1", are the same text.
+        DataError: Two values, such as 1 and "1", or "ann" and "ann ", would be one name, or look like one.
     """
     first: dict[str, Any] = {}
+    names = []
     for value in values:
         if isinstance(value, list | dict | np.ndarray):
             raise DataError(f"data: column {column!r} holds {shown(value)}; a {what} is a text or a number")
-        known = first.setdefault(str(value), value)
-        if type(known) is not type(value) and known != value:
+        name = name_in_text(value)
+        names.append(name)
+        is_whole = isinstance(value, Real | np.bool_) and value % 1 == 0  # true is 1 for tables
+        known = first.setdefault(str(int(value)) if is_whole else plainly(name), value)
+        if known is value or (type(known) is type(value) and known == value):
+            continue
+        if not (_are_numbers(known, value) and known == value and str(known) == str(value)):
             raise DataError(
                 f"data: {known!r} and {value!r} are both there in column {column!r}, and have one name; "
                 f"write a {what} in one way everywhere"
             )
-    return [str(value) for value in values]
+    return names
+
+
+def name_in_text(value: Any) -> str:
+    """The name of a client, a split or a domain as text; bytes are UTF-8, if they can be."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return str(value)
+
+
+def _are_numbers(*values: Any) -> bool:
+    """Whether all values are numbers, and none is true or false."""
+    return all(isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in values)

@@ -161,6 +161,11 @@ class Tokenized:
         return task_of(self.source)
 
     @property
+    def said(self) -> str:
+        """The sentence of the reader of the texts about its columns; empty: none."""
+        return str(getattr(self.source, "said", ""))
+
+    @property
     def sparse(self) -> bool:
         """Whether domains need not have samples of every class."""
         return bool(getattr(self.source, "sparse", False))

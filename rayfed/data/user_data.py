@@ -24,9 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.listing import ONE_DOMAIN, Listing, classes_of, is_missing
+from rayfed.data.listing import (
+    ONE_DOMAIN,
+    Listing,
+    classes_of,
+    in_order,
+    is_missing,
+    name_in_text,
+    named_in_one_way,
+    plainly,
+)
 from rayfed.data.user_tables import Columns, Order, inputs_of, order_of, read_columns, table_of
-from rayfed.data.user_values import Array, numbers_or_images, stored, unpacked
+from rayfed.data.user_values import Array, is_arrow, numbers_or_images, stored, texts_of_bytes, unpacked
 from rayfed.errors import DataError, one_line, place_of, shown, unknown
 from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATION
 
@@ -43,6 +52,9 @@ EVERYTHING = ""
 
 PART = 64_000_000
 """Bytes that are hashed or written at once."""
+
+MOST_CLASSES = 1_000_000
+"""Classes that there can be; a larger number is the name of something, no output of a network."""
 
 FULL = 255
 """Value of a mask that image editors write for an object, and some data sets for pixels without a class."""
@@ -243,7 +255,9 @@ class OwnData:
 
     @cached_property
     def _order(self) -> tuple[str, ...] | None:
-        """The classes in the order of the source; None: it has none, or another one for each client.
+        """The classes in the order of the source; None: it has none.
+
+        Where clients have different ones that mean nothing, all their classes in the order of the alphabet.
 
         Raises:
             DataError: Clients have ordered classes in different orders.
@@ -253,12 +267,20 @@ class OwnData:
             first, other = list(orders)[:2]
             if any(order is not None and order.matters for order in orders):
                 raise DataError(
-                    f"{orders[other].place}: the classes are {other}, those of {orders[first].place} "
-                    f"{first}; give all clients the same classes in one order"
+                    f"{orders[other].place}: the classes are {other or 'texts'}, those of "
+                    f"{orders[first].place} {first or 'texts'}; give all clients the same classes in one "
+                    "order"
                 )
-            return None
+            named = {name for order in orders if order is not None for name in order.names}
+            return tuple(sorted(named.union(*self._texts_of(None)), key=in_order))
         only = next(iter(orders))
         return None if only is None else only.names
+
+    def _texts_of(self, order: Order | None) -> Iterator[set[str]]:
+        """The labels of each piece whose classes have this order, as text."""
+        for piece in self.pieces:
+            if piece.order == order:
+                yield set(map(str, piece.targets.tolist()))
 
     @cached_property
     def _labels(self) -> tuple[NDArray[np.int64], list[str]]:
@@ -356,10 +378,11 @@ def own_data(
     if not pieces:
         raise DataError("data: the dict has no clients; give {client: (inputs, targets)}")
     _check_alike(pieces)
+    pieces = _in_one_type(pieces)
     for piece in pieces:
         _check_values(piece, task)
     own = OwnData(pieces, name, columns=found)
-    if own.task == CLASSIFICATION:
+    if own.task == CLASSIFICATION and task != REGRESSION:
         _ = own._labels  # every label is looked at
     return own
 
@@ -367,6 +390,8 @@ def own_data(
 def is_own(value: Any) -> bool:
     """Whether a value has one of the forms, or makes one: not a name and not a section of the config."""
     if isinstance(value, Mapping):
+        if any(map(_has_array, value.values())):
+            return "name" not in value or not isinstance(value["name"], str)
         return (
             bool(value)
             and not all(isinstance(each, str | int | float | list | None) for each in value.values())
@@ -374,6 +399,13 @@ def is_own(value: Any) -> bool:
             and not _is_section(value)
         )
     return not isinstance(value, str)
+
+
+def _has_array(value: Any) -> bool:
+    """Whether a value is or has an array, which no value of the config has."""
+    if isinstance(value, list | tuple):
+        return any(map(_has_array, value[:2]))
+    return hasattr(value, "shape") or is_arrow(value) or hasattr(value, "to_pandas")
 
 
 def _is_section(value: Mapping[Any, Any]) -> bool:
@@ -388,6 +420,12 @@ def _pieces(value: Any) -> Iterator[Piece]:
         for split, part in value.items():
             yield from _of_client(EVERYTHING, part, str(split), f"data[{split!r}]")
     elif isinstance(value, Mapping):
+        if split := next((key for key in value if key in SPLITS), None):
+            other = next(key for key in value if key not in SPLITS)
+            raise DataError(
+                f"data: the keys {split!r} and {other!r} are a split and something else; splits are "
+                f"{', '.join(SPLITS)}, and clients have other names"
+            )
         yield from _by_client(value)
     else:
         yield from _of_client(EVERYTHING, value, "", "data")
@@ -411,6 +449,8 @@ def _of_columns(table: Columns) -> Iterator[Piece]:
 def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
     """The pieces of a dict by client."""
     _check_clients(value)
+    named = [part[DOMAIN] for part in value.values() if isinstance(part, Mapping) and DOMAIN in part]
+    named_in_one_way([each for each in named if not is_missing(each)], DOMAIN, DOMAIN)
     for client, part in value.items():
         place = f"data[{client!r}]"
         if isinstance(part, Mapping):
@@ -423,12 +463,12 @@ def _by_client(value: Mapping[Any, Any]) -> Iterator[Piece]:
                 raise DataError(
                     f"{place}: {part[DOMAIN]!r} names no domain; leave 'domain' out, or give a name"
                 )
-            domain = str(part.get(DOMAIN, ONE_DOMAIN))
+            domain = name_in_text(part.get(DOMAIN, ONE_DOMAIN))
             for split in (key for key in part if key != DOMAIN):
-                pieces = _of_client(str(client), part[split], str(split), f"{place}[{split!r}]")
+                pieces = _of_client(name_in_text(client), part[split], str(split), f"{place}[{split!r}]")
                 yield from (replace(piece, domain=domain) for piece in pieces)
         else:
-            yield from _of_client(str(client), part, "", place)
+            yield from _of_client(name_in_text(client), part, "", place)
 
 
 def _check_clients(clients: Iterable[Any]) -> None:
@@ -437,15 +477,20 @@ def _check_clients(clients: Iterable[Any]) -> None:
     for client in clients:
         if is_missing(client):
             raise DataError(f"data[{client!r}]: {client!r} names no client; give it a name")
-        if names.setdefault(str(client), client) is not client:
+        known = names.setdefault(plainly(name_in_text(client)), client)
+        if known is not client:
             raise DataError(
-                f"data[{client!r}]: the client {names[str(client)]!r} has the same name; give each client "
-                "one of its own"
+                f"data[{client!r}]: the client {known!r} has the same name; give each client one of its own"
             )
 
 
 def _of_client(client: str, part: Any, split: str, place: str) -> Iterator[Piece]:
     order = None
+    if table_of(part) is not None:
+        raise DataError(
+            f"{place}: a table in a dict; give one table of all, with a column of clients or splits, such as "
+            "pandas.concat(tables, names=['client']).reset_index()"
+        )
     if isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array, part)):
         inputs, targets = inputs_of(part[0], f"{place}[0]"), _targets(part[1], f"{place}[1]")
         order = order_of(part[1])
@@ -482,7 +527,10 @@ def in_one_line(value: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") or (isinstance(value, list | tuple) and bool(len(value)))
+    """Whether a value can be inputs or targets: an array, or a sequence of values that is not empty."""
+    if isinstance(value, list | tuple | range) or is_arrow(value):
+        return bool(len(value))
+    return getattr(value, "is_nested", False) or hasattr(value, "shape")
 
 
 def _targets(value: Any, place: str) -> Array:
@@ -492,8 +540,7 @@ def _targets(value: Any, place: str) -> Array:
         DataError: They are something else, or one is missing.
     """
     targets = stored(value, place)
-    if targets.dtype == object and all(isinstance(each, bytes) for each in targets.flat):
-        targets = stored(np.array(targets.tolist()), place)
+    targets = texts_of_bytes(targets, place)
     if targets.dtype == object:
         raise DataError(f"{place}: the targets are {type(targets.flat[0]).__name__}; give numbers or texts")
     if targets.dtype.kind == "U" and targets.ndim > 1:
@@ -599,13 +646,34 @@ def _check_alike(pieces: Sequence[Piece]) -> None:
         for what in ("inputs", "targets"):
             one, other = getattr(first, what), getattr(piece, what)
             kinds = {one.dtype.kind, other.dtype.kind}
-            alike = one.dtype == other.dtype or kinds in ({"U"}, {"i"}, {"u"})
+            alike = one.dtype == other.dtype or kinds <= {"i", "u"} or kinds == {"U"}
             if not alike or one.shape[1:] != other.shape[1:]:
                 raise DataError(
                     f"{piece.place}: the {what} are {other.dtype} of shape {other.shape[1:]}, those of "
                     f"{first.place} "
                     f"{one.dtype} of shape {one.shape[1:]}; give all clients examples of one type and shape"
                 )
+
+
+def _in_one_type(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """The pieces with whole numbers in the smallest type that holds those of all pieces.
+
+    Raises:
+        DataError: There is none, as some are negative and others too large for int64.
+    """
+    for what in ("inputs", "targets"):
+        parts = [getattr(piece, what) for piece in pieces]
+        if parts[0].dtype.kind not in "iu" or len({part.dtype for part in parts}) == 1:
+            continue
+        common = np.result_type(*parts)
+        if common.kind == "f":
+            raise DataError(
+                f"{pieces[0].place}: the {what} are {parts[0].dtype}, and no type of whole numbers also "
+                "holds those of other clients; give all clients int64"
+            )
+        arrays = (part.astype(common) for part in parts)
+        pieces = tuple(replace(piece, **{what: array}) for piece, array in zip(pieces, arrays, strict=True))
+    return pieces
 
 
 def _with_classes(piece: Piece) -> Piece:
@@ -657,6 +725,12 @@ def _check_values(piece: Piece, task: str | None = None) -> None:
         row = int(np.argmin(targets.reshape(len(targets), -1).min(axis=1)))
         raise DataError(
             f"{piece.place}: the target of example {row} is {int(targets.min())}; classes begin at 0"
+        )
+    if task != REGRESSION and targets.dtype.kind in "iu" and int(targets.max()) >= MOST_CLASSES:
+        row = int(np.argmax(targets.reshape(len(targets), -1).max(axis=1)))
+        raise DataError(
+            f"{piece.place}: the target of example {row} is {int(targets.max())}, but a class is the number "
+            f"of an output, below {MOST_CLASSES:,}; number the classes from 0, or give their names as text"
         )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.listing import SUFFIXES, is_missing, named_in_one_way
-from rayfed.data.user_values import Array, is_number, numbers_or_images, stored
+from rayfed.data.listing import SUFFIXES, is_missing, name_in_text, named_in_one_way
+from rayfed.data.user_values import Array, is_arrow, is_number, numbers_or_images, stored, texts_of_bytes
 from rayfed.errors import DataError, one_line, shown, unknown
 from rayfed.objective import REGRESSION
 
@@ -31,6 +31,9 @@ only where it holds arrays or images; otherwise all columns of numbers are input
 
 KEYS = ("client", "split", "domain")
 """Parts of a table that say whose a row is, in the order in which rows are grouped."""
+
+LISTS_OF_CLASSES = "lists of classes"
+"""Attribute of a data frame: the columns that hold a list of numbers of classes in each row."""
 
 MOST_NAMED = 10
 """Columns that are named in the header of a run."""
@@ -106,7 +109,8 @@ class Columns:
             named_in_one_way(list(self.keys[name]), part, name)
         for key, rows in self.keys.groupby(names, sort=True, observed=True).indices.items():
             own = dict(zip(there, key if isinstance(key, tuple) else (key,), strict=True))
-            group = OwnRows(**{part: str(own[part]) if part in own else None for part in KEYS}, rows=rows)
+            texts = {part: name_in_text(own[part]) if part in own else None for part in KEYS}
+            group = OwnRows(**texts, rows=rows)
             if group.split is not None and group.split not in splits:
                 whose = f"data: the rows of client {group.client!r}" if group.client else "data"
                 raise DataError(unknown(f"{whose}: {self.named['split']}", group.split, splits))
@@ -132,6 +136,8 @@ def _of_datasets(value: Any) -> Any:
     import pandas as pd
 
     frame = value.with_format(None).to_pandas()
+    several = (n for n, f in value.features.items() if hasattr(getattr(f, "feature", None), "int2str"))
+    frame.attrs[LISTS_OF_CLASSES] = list(several)
     for name, feature in value.features.items():
         if hasattr(feature, "int2str"):
             codes = frame[name].fillna(-1).astype(np.int64)
@@ -151,6 +157,8 @@ def order_of(value: Any) -> Order | None:
 
     Whole numbers keep their number as output, whatever their order is.
     """
+    if is_arrow(value) and hasattr(value.type, "index_type"):
+        value = value.to_pandas()
     kind: Any = getattr(value, "dtype", None)
     names = tuple(getattr(kind, "categories", ()))
     if not names or not all(isinstance(name, str) for name in names):
@@ -182,12 +190,14 @@ def read_columns(frame: Any, columns: Mapping[str, Any], task: str | None = None
     target: Any = chosen["target"]
     if not len(frame):
         raise DataError("data: the table has no rows; give one or more")
-    named = {part: str(chosen[part]) for part in KEYS if chosen[part]}
+    named = {part: chosen[part] for part in KEYS if chosen[part] is not None}
     for part, name in named.items():
         _check_complete(frame, name, part)
-    targets_named = [target] if isinstance(target, str) else list(target)
+    targets_named = _several(target, names) or [target]
     free = [name for name in names if name not in (*named.values(), *targets_named)]
     used, inputs = _inputs(frame, columns.get("input"), free)
+    if shared := next((name for name in used if name in targets_named), None):
+        raise DataError(f"columns.input: {shared!r} is the target; leave it out of the inputs")
     targets, order = _targets(frame, target, task)
     return Columns(
         inputs=inputs,
@@ -206,11 +216,22 @@ def _chosen(frame: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
     for part, wanted in columns.items():
         if part not in USUAL:
             raise DataError(unknown("columns", part, USUAL))
-        for column in [wanted] if isinstance(wanted, str) else wanted:
+        several = _several(wanted, names)
+        if several is not None and part in KEYS:
+            raise DataError(f"columns.{part}: {shown(wanted)} are several columns; give the name of one")
+        for column in [wanted] if several is None else several:
             if column not in names:
-                raise DataError(unknown(f"columns.{part}", column, map(str, names)))
+                kinds = "; names are compared by their type, too" if str(column) in map(str, names) else ""
+                raise DataError(unknown(f"columns.{part}", column, map(str, names)) + kinds)
+    for part in ("client", "target"):
+        there = [name for name in USUAL[part] if name in names and name != "y"]  # y can be a coordinate
+        if part not in columns and len(there) > 1:
+            raise DataError(
+                f"columns.{part}: the table has the columns {' and '.join(there)}; say which is the {part}: "
+                f"columns={{{part!r}: {there[0]!r}}}"
+            )
     chosen = {
-        part: columns.get(part) or next((n for n in usual if n in names), None)
+        part: columns[part] if part in columns else next((n for n in usual if n in names), None)
         for part, usual in USUAL.items()
         if part != "input"
     }
@@ -223,6 +244,12 @@ def _chosen(frame: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
             "target: columns={'target': NAME}"
         )
     return chosen
+
+
+def _several(wanted: Any, names: Sequence[Any]) -> list[Any] | None:
+    """The columns where a list of them is named; None: one is, whose name may be a tuple."""
+    is_list = isinstance(wanted, list | tuple) and not (isinstance(wanted, tuple) and wanted in names)
+    return list(wanted) if is_list else None
 
 
 def _said(used: Sequence[Any], others: Sequence[Any], targets: Sequence[Any]) -> str:
@@ -295,7 +322,7 @@ def _inputs(frame: Any, wanted: Any, free: Sequence[Any], place: str = "data") -
         likely = likely or [name for name in free if kinds[name] in ("arrays", "images")][: len(free)]
         if likely and (likely[0] in USUAL["input"] or len(free) == 1):
             wanted = likely[0]
-    if isinstance(wanted, str):
+    if wanted is not None and _several(wanted, list(frame.columns)) is None:
         _check_complete(frame, wanted, "input", place)
         return [wanted], _one(frame, wanted, place)
     used = list(free if wanted is None else wanted)
@@ -379,7 +406,7 @@ def _number_column(frame: Any, name: Any) -> Array:
         raise DataError(f"data: column {str(name)!r} is no column of numbers ({one_line(err)})") from err
 
 
-def _one(frame: Any, name: str, place: str) -> Array:
+def _one(frame: Any, name: Any, place: str) -> Array:
     """The one column that is the input: arrays of one shape, images, or numbers, shape (N,)."""
     place = f"{place}: column {name!r}"
     kind = kind_of(frame[name])
@@ -392,12 +419,12 @@ def _one(frame: Any, name: str, place: str) -> Array:
 
 def _targets(frame: Any, target: Any, task: str | None) -> tuple[Array, Order | None]:
     """The targets of a table, and the order of their classes."""
-    if not isinstance(target, str):
-        for name in target:
+    if (several := _several(target, list(frame.columns))) is not None:
+        for name in several:
             if (kind := kind_of(frame[name])) != "numbers":
                 raise DataError(f"data: the target {name!r} holds {_in_words(frame[name], kind)}")
             _check_complete(frame, name, "target")
-        return stored(np.stack([_number_column(frame, name) for name in target], axis=1), "data"), None
+        return stored(np.stack([_number_column(frame, name) for name in several], axis=1), "data"), None
     column, place = frame[target], f"data: column {target!r}"
     missing = [row for row, value in enumerate(column) if is_missing(value)]
     if missing:
@@ -408,7 +435,14 @@ def _targets(frame: Any, target: Any, task: str | None) -> tuple[Array, Order | 
         )
     if (kind := kind_of(column)) == "dates":
         raise DataError(f"{place} holds {_in_words(column, kind)}; a target is a number or a text")
-    values = stored(_number_column(frame, target) if kind == "numbers" else list(column), place)
+    if target in frame.attrs.get(LISTS_OF_CLASSES, ()):
+        raise DataError(
+            f"{place} holds lists of classes (Sequence of ClassLabel); give zeros and ones, one for each "
+            "class"
+        )
+    values = texts_of_bytes(
+        stored(_number_column(frame, target) if kind == "numbers" else list(column), place), place
+    )
     if values.dtype == object or (values.dtype.kind == "U" and values.ndim > 1):
         raise DataError(f"{place} holds {kind}; a target is a number or a text")
     if task != REGRESSION and values.dtype.kind == "i" and values.ndim == 1 and values.min() < 0:

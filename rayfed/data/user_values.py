@@ -93,6 +93,18 @@ def stored(value: Any, place: str) -> Array:
     return array if array.ndim else array[None]
 
 
+def texts_of_bytes(array: Array, place: str) -> Array:
+    """Labels as they are stored, those in bytes as text. Args: array: of `stored`; place: as there."""
+    if array.size and array.dtype == object and all(isinstance(each, bytes) for each in array.flat):
+        return _decoded(np.array(array.tolist()), place)
+    return array
+
+
+def is_arrow(value: Any) -> bool:
+    """Whether a value is an array of Arrow, which has no shape."""
+    return type(value).__module__.partition(".")[0] == "pyarrow" and hasattr(value, "to_pylist")
+
+
 def _decoded(array: Array, place: str) -> Array:
     try:
         return np.char.decode(array, "utf-8")
@@ -120,6 +132,10 @@ def unpacked(value: Any, place: str, row: int | None = None) -> Any:
         return _unmasked(value.data, ~np.ma.getmaskarray(value), place, row)
     if library == "pandas":
         return _of_pandas(value, place)
+    if is_arrow(value):
+        return _of_list(value.to_pylist(), place, row)
+    if library == "scipy" and hasattr(value, "toarray"):  # a sparse matrix
+        return np.asarray(value.toarray())
     if library == "PIL" and getattr(value, "mode", "") in ("P", "PA"):  # numbers of colours, else
         return np.asarray(value.convert("RGB"))
     if isinstance(value, list | tuple):
@@ -170,6 +186,8 @@ def _of_torch(value: Any, place: str, row: int | None = None) -> Array:
             mask = value.get_mask()
             return _unmasked(_of_torch(value.get_data(), place), _of_torch(mask, place), place, row)
         torch = sys.modules["torch"]
+        if value.is_nested:
+            value = torch.stack(value.unbind())
         if value.layout != torch.strided:
             value = value.to_dense()
         if value.is_quantized:
@@ -229,6 +247,12 @@ def _of_objects(array: Array, place: str) -> Array:
         if parts.dtype != object or parts.ndim > 1:
             return _of_objects(parts.reshape(*array.shape, *parts.shape[1:]), place)
     kind = _only_kind(values, place)
+    ended = [row for row, each in enumerate(values) if kind == "text" and each.endswith("\0")]
+    if ended:  # which NumPy would drop
+        odd = ended[0]
+        raise DataError(
+            f"{place}: example {odd} ends with the character NUL ({shown(values[odd])}); remove it"
+        )
     if kind in ("text", "number"):
         found = np.array(values, dtype=np.str_) if kind == "text" else _numbers(values, place)
         return found.reshape(array.shape)

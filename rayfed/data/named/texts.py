@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfed.data.listing import classes_of, in_order, is_missing
+from rayfed.data.listing import classes_of, in_order, is_missing, name_in_text, named_in_one_way, warn_once
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
 from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.data.text import Text
-from rayfed.errors import ConfigError, DataError, one_line, unknown
+from rayfed.errors import ConfigError, DataError, count_of, one_line, unknown
 from rayfed.objective import LANGUAGE_MODELING, TEXT_CLASSIFICATION, TEXT_REGRESSION
 
 TESTS = ("test", "validation", "validation_matched", "valid", "dev", "val")
@@ -39,8 +39,14 @@ LEFT_OUT = {"validation_matched": "validation_mismatched"}
 UNKNOWN = "-1"
 """Label of all rows of a split whose labels are not public, as those of the test splits of GLUE."""
 
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+"""Suffixes of tables, those of which that a reader leaves out are counted."""
+
 PIECE = re.compile(r"-\d+(-of-\d+)?$")
 """End of the name of a file that has a part of a split, such as train-00000-of-00002.parquet."""
+
+MOST_NAMED = 10
+"""Columns that are named in the header of a run."""
 
 ONE_CLASS = "text"
 """The class of all texts where none is named, which is only used to distribute them to clients."""
@@ -173,7 +179,12 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:
-        raise DataError(f"data.root: {path} cannot be read ({one_line(err)})") from err
+        raise DataError(f"data.root: {path} cannot be read ({one_line(err)}){_hint(err)}") from err
+
+
+def _hint(err: Exception) -> str:
+    """The advice about a file that cannot be read; empty: none."""
+    return "; save it as UTF-8" if isinstance(err, UnicodeDecodeError) else ""
 
 
 def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
@@ -194,7 +205,7 @@ def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, Any]]:
             rows = list(table)
             header = table.fieldnames
     except (OSError, UnicodeDecodeError, csv.Error) as err:
-        raise DataError(f"data.root: {path} cannot be read as a table ({one_line(err)})") from err
+        raise DataError(f"data.root: {path} cannot be read as a table ({one_line(err)}){_hint(err)}") from err
     if not header or len(set(header)) < len(header):
         raise DataError(f"data.root: {path} has no header with different names of columns in its first line")
     for number, row in enumerate(rows, 2):
@@ -360,6 +371,9 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
+        names = pq.read_schema(path).names
+        if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+            raise DataError(f"data.root: {path} has two columns {twice!r}; rename one of them")
         table = pq.read_table(path)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, UnicodeDecodeError, pa.ArrowException) as err:
@@ -433,8 +447,8 @@ class TextTable(TextReader):
 
     @property
     def header(self) -> list[str]:
-        """The names of the columns."""
-        return list(next((row for rows in self._tables.values() for row in rows), {}))
+        """The names of the columns: those that any row has, as objects of JSON may lack some."""
+        return list(dict.fromkeys(name for rows in self._tables.values() for row in rows for name in row))
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -445,6 +459,8 @@ class TextTable(TextReader):
         """
         wanted = self.columns or {}
         header = self.header
+        if not any(self._tables.values()):
+            raise DataError(f"data.root: {self.root} has no rows; give one or more")
         for part, column in wanted.items():
             if part not in PARTS:
                 raise ConfigError(unknown("data.columns", part, PARTS))
@@ -458,6 +474,13 @@ class TextTable(TextReader):
                 f"name text and label, or prompt and completion, or messages, of {', '.join(header)}"
             )
         return found
+
+    @property
+    def said(self) -> str:
+        """The columns that are not used, for the header of a run; empty: there are none."""
+        free = [name for name in self.header if name not in self._names.values()]
+        more = f" and {len(free) - MOST_NAMED} more" if len(free) > MOST_NAMED else ""
+        return f"columns that are not used: {', '.join(free[:MOST_NAMED])}{more}" if free else ""
 
     @property
     def _orders(self) -> Mapping[str, Sequence[str]]:
@@ -481,11 +504,27 @@ class TextTable(TextReader):
     @cached_property
     def _samples(self) -> Sequence[Sample]:
         test = self._test_name
+        self._check_names()
         return [
             self._sample(split, row, number, split == test)
             for split, rows in self._known.items()
             for number, row in enumerate(rows)
         ]
+
+    def _check_names(self) -> None:
+        """Raise DataError where two values in the columns of clients or domains would be one name."""
+        for part in ("client", "domain"):
+            column = self._names.get(part)
+            values = [row.get(column) for rows in self._known.values() for row in rows] if column else []
+            values = [value for value in values if not is_missing(value)]
+            names = sorted(set(named_in_one_way(values, part, str(column))))
+            written = {name.replace("/", "-"): name for name in names}
+            if part == "domain" and len(written) < len(names):
+                one = next(name for name in names if written[name.replace("/", "-")] != name)
+                raise DataError(
+                    f"data.columns.domain: {one!r} and {written[one.replace('/', '-')]!r} in {column!r} "
+                    "are one name, as / becomes - in it; rename one"
+                )
 
     @cached_property
     def _known(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -604,6 +643,17 @@ class TextFiles(TextTable):
         )
         found, *inside = there
         found = found or [path for paths in inside for path in paths]
+        others = sorted(
+            path
+            for suffix in TABLES
+            for path in (*root.glob(f"*{suffix}"), *root.glob(f"*/*{suffix}"))
+            if path not in found and not path.name.startswith(".") and path.is_file()
+        )
+        if found and others:
+            warn_once(
+                f"data.root: not used: {count_of(len(others), 'file')} of {root} that {self.name} does not "
+                f"read, such as {others[0].relative_to(root)}"
+            )
         if not found:
             raise DataError(f"data.root: no file in {root} ends with {self.suffixes[0]}; give {self.where}")
         return found
@@ -680,7 +730,7 @@ def number_of(value: str, where: str) -> float:
         DataError: It says none, or one that is not finite.
     """
     try:
-        found = float(value)
+        found = math.nan if "_" in value else float(value)
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
@@ -707,7 +757,7 @@ def text_of(value: Any, part: str, where: str, column: str) -> str:
     if value is None or (part in SINGLE and value == ""):
         raise DataError(f"data.columns.{part}: {where} has no value in {column!r}")
     if isinstance(value, str) or (part in SINGLE and not isinstance(value, list | dict | tuple)):
-        return str(value)
+        return name_in_text(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     kind = {list: "a list", dict: "an object", bool: "true or false"}.get(type(value), type(value).__name__)
@@ -720,8 +770,10 @@ def text_of(value: Any, part: str, where: str, column: str) -> str:
 
 
 def _is_list(*values: Any) -> bool:
-    """Whether prompt or completion is a list, so that both must be lists of messages."""
-    return any(isinstance(value, list) or _rows_of(value) != [None] for value in values)
+    """Whether prompt or completion is a list, or both are lists in JSON: both must be lists of messages."""
+    if any(isinstance(value, list) or _rows_of(value) != [None] for value in values):
+        return True
+    return all(isinstance(value, str) and MESSAGES.match(value) for value in values)
 
 
 def messages_of(
@@ -769,6 +821,9 @@ def _rows_of(value: Any) -> list[Any]:
         return [dict(zip(value, each, strict=True)) for each in zip(*lists, strict=True)]
     return value if isinstance(value, list) else [None]
 
+
+MESSAGES = re.compile(r'\s*\[\s*\{\s*"(role|from|content|value)"\s*:')
+"""Begin of a list of messages in JSON."""
 
 NAMED_PARTS = ("role", "from", "content", "value")
 """Keys of messages for role and content."""

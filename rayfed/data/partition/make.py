@@ -112,6 +112,10 @@ def _manifest(path: Path, where: str, labels: NDArray[np.int64], keys: Sequence[
     unowned = [(split, key) for client, split, key in rows if not client]
     if lost := sum(key not in index_of for _, key in unowned):
         raise DataError(f"{where}: {lost} test samples are not in this data set")
+    if other := next((split for split, _ in unowned if split not in ("test", "held_out")), None):
+        raise DataError(
+            f"{where}: a sample of the split {other!r} has no client; only test and held_out need none"
+        )
     tests = [index_of[key] for split, key in unowned if split == "test"]
     held_out = [index_of[key] for split, key in unowned if split == "held_out"]
     listed = np.array([index_of[key] for _, _, key in rows], dtype=np.int64)
@@ -130,6 +134,8 @@ def _json(path: Path) -> Iterator[tuple[str, str, Any]]:
     if not isinstance(content, Mapping):
         raise ValueError("expected an object of clients")  # noqa: TRY004  (all malformed files raise ValueError)
     for client, value in content.items():
+        if value in ([], {}):
+            raise ValueError(f"client {client!r} has no samples; leave it out, or give it some")
         for split, samples in (value if isinstance(value, Mapping) else {"all": value}).items():
             if not isinstance(samples, list):
                 raise ValueError(f"client {client!r}: expected a list of samples")  # noqa: TRY004
@@ -161,10 +167,15 @@ def _collect(
     index_of: dict[Any, int] = {key: index for index, key in enumerate(keys)}
     owner: dict[int, str] = {}
     parts: dict[str, dict[str, list[int]]] = {}
+    written: dict[str, str] = {}
     for client, split, sample in triples:
         if not NAME.fullmatch(client):
             raise DataError(
                 f"{where}: {client!r} is not a name for a client; use letters, digits, '_', '-', '.'"
+            )
+        if (other := written.setdefault(client.strip(), client)) != client:
+            raise DataError(
+                f"{where}: {client!r} and {other!r} differ in blanks only; write a client in one way"
             )
         if split not in (*SPLITS, "all"):
             raise DataError(f"{where}: client {client!r} has a split {split!r}; allowed: {', '.join(SPLITS)}")
@@ -571,6 +582,13 @@ class _Dealer:
         if not file.ids and self.config.test == "official" and not len(tests):
             tests = np.flatnonzero(self.test)
         domain_of = {name: self.domain_of(name, splits, held_out) for name, splits in file.clients.items()}
+        listed = [part for splits in file.clients.values() for part in splits.values()]
+        unused = len(self.labels) - len(np.unique(np.concatenate([*listed, tests, *held_out.values()])))
+        if unused and not file.ids:
+            log.warning(
+                "data.partition.file: not used: %s of %d that no client has",
+                *(count_of(unused, "sample"), len(self.labels)),
+            )
         order = {name: place for place, name in enumerate([*(self.config.domains or self.domains), MIXED])}
         # The sort is stable: clients of one domain stay in the order of the file.
         names = sorted(domain_of, key=lambda name: order.get(domain_of[name], len(order)))

@@ -80,6 +80,11 @@ class HuggingFace(ContentReader):
         """The names of the columns."""
         return list(next(iter(self._loaded.values())).features)
 
+    @property
+    def said(self) -> str:
+        """The columns of texts that are not used, for the header of a run; empty: there are none."""
+        return self._texts.said if self._has_texts else ""
+
     def scan(self) -> Listing:
         return self._texts.scan() if self._has_texts else super().scan()
 
@@ -267,7 +272,6 @@ class HuggingFace(ContentReader):
             DataError: A row has none; names the first one.
         """
         name = self._names[part]
-        kind = next(iter(self._splits.values())).features[name]
         rows = [value for split in self._splits.values() for value in split[name]]
         missing = [row for row, value in enumerate(rows) if is_missing(value)]
         if missing:
@@ -276,14 +280,16 @@ class HuggingFace(ContentReader):
                 f"data.columns.{part}: column {name!r} of hf/{self.name} has no value in {len(missing)} "
                 f"rows, the first of which is {self._place(missing[0])}{allowed}"
             )
-        if not hasattr(kind, "int2str"):
+        if class_names(self._splits, name, f"data.columns.{part}") is None:
             return rows
         if (wrong := next((row for row, value in enumerate(rows) if value < 0), None)) is not None:
             raise DataError(
                 f"data.columns.{part}: column {name!r} of hf/{self.name} has the label {rows[wrong]} in "
                 f"{self._place(wrong)}; {ALLOWED}"
             )
-        return [kind.int2str(row) for row in rows]
+        return [
+            split.features[name].int2str(value) for split in self._splits.values() for value in split[name]
+        ]
 
     def _place(self, row: int) -> str:
         """Words for a row of all splits together, for messages."""
@@ -305,12 +311,11 @@ class HuggingFace(ContentReader):
     def _content(self) -> Content:
         images = [(split, row) for split, rows in self._splits.items() for row in range(len(rows))]
         column = self._names["label"]
-        kind = next(iter(self._splits.values())).features[column]
 
         def where(row: int) -> str:
             return f"data.columns.label: column {column!r} of hf/{self.name}, {self._place(row)},"
 
-        order = list(kind.names) if hasattr(kind, "names") else None
+        order = class_names(self._splits, column, "data.columns.label")
         labels, classes = classes_of(self._values("label"), where, order)
         test = next((split for split in TESTS if split in self._splits), None)
         domain = self._names_in("domain") if "domain" in self._names else [ONE_DOMAIN] * len(images)
@@ -356,8 +361,9 @@ class _Texts(TextTable):
 
     @property
     def _orders(self) -> Mapping[str, Sequence[str]]:
-        features = next(iter(self.splits.values())).features
-        return {name: list(kind.names) for name, kind in features.items() if hasattr(kind, "int2str")}
+        column = self._names.get("label", "")
+        order = class_names(self.splits, column, "data.columns.label") if column else None
+        return {} if order is None else {column: order}
 
     @property
     def _files(self) -> Sequence[Path]:
@@ -365,6 +371,29 @@ class _Texts(TextTable):
 
     def fingerprint(self) -> str:
         return self.mark
+
+
+def class_names(splits: Mapping[str, Any], column: str, key: str) -> list[str] | None:
+    """The classes of a ClassLabel in the order of the first split, then those of others; None: it is none.
+
+    Args:
+        splits: Those of the library, by name.
+        column: The column.
+        key: The key of the config that it belongs to, for messages.
+
+    Raises:
+        DataError: It is a ClassLabel in some splits only, so that numbers have names and have none.
+    """
+    kinds = {split: rows.features[column] for split, rows in splits.items() if column in rows.features}
+    named = {split: kind.names for split, kind in kinds.items() if hasattr(kind, "int2str")}
+    if not named:
+        return None
+    if other := next((split for split in kinds if split not in named), None):
+        raise DataError(
+            f"{key}: column {column!r} is a ClassLabel in the split {next(iter(named))} and none in {other}; "
+            f"cast it to the same in all splits"
+        )
+    return list(dict.fromkeys(name for names in named.values() for name in names))
 
 
 def _library() -> Any:

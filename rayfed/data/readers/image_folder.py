@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
 from rayfed.data.formats.image_file import read_image
-from rayfed.data.listing import SUFFIXES
+from rayfed.data.listing import SUFFIXES, warn_once
 from rayfed.data.source import ONE_DOMAIN, Listing, choose_classes
-from rayfed.errors import ConfigError, DataError, count_of, printable
+from rayfed.errors import ConfigError, DataError, count_of
 
 LAYOUT = "<root>/<domain>/<class>/<image>"
 ONE_DOMAIN_LAYOUT = "<root>/<class>/<image>"
@@ -28,8 +27,6 @@ MAX_DEPTH = 100
 
 UNUSED = ("thumbs.db", "desktop.ini")
 """Files that systems write into folders, in lower case, which are no images that were left out."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +86,12 @@ class ImageFolder:
         if not files:
             raise DataError(_nothing_in(root, bool(images)))
         if astray := [file.path for file, place in images if place is None]:
-            _warn(
+            warn_once(
                 f"data.root: not used: {count_of(len(astray), 'image')} of {root} outside of {LAYOUT}, such "
                 f"as {min(astray)}; move what you want to use into the folder of a class"
             )
         if others:
-            _warn(_left_out(others, root))
+            warn_once(_left_out(others, root))
         domains = sorted({place.domain for _, place in files})
         classes = choose_classes(self.classes, sorted(self._class_names(root, domains)))
         label = {name: position for position, name in enumerate(classes)}
@@ -103,7 +100,7 @@ class ImageFolder:
         files.sort(key=lambda pair: (pair[1].domain, pair[1].class_name, pair[0].path))
         places = [place for _, place in files]
         if deeper := _deeper(root, places):
-            _warn(deeper)
+            warn_once(deeper)
         keys = [place.key for place in places]
         _check_duplicates(files)
         return Listing(
@@ -184,12 +181,6 @@ def _left_out(others: Sequence[str], root: Path) -> str:
         f"data.root: not used: {count_of(len(others), 'file')} of {root} that is no image by its suffix "
         f"({', '.join(kinds)}), such as {min(others)}; convert what you want to use to .png"
     )
-
-
-@cache
-def _warn(message: str) -> None:
-    """Warn once per process, because a folder is listed several times."""
-    log.warning("%s", printable(message))
 
 
 def _deeper(root: Path, places: Sequence[Place]) -> str:

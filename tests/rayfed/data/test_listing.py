@@ -109,3 +109,7 @@ def test_two_clients_of_one_name_are_refused():
         named_in_one_way([1, 2, "1"], "client", "who")
     with pytest.raises(DataError, match=r"holds \[1\]; a client is a text or a number"):
         named_in_one_way([[1]], "client", "who")
+
+
+def test_equal_numbers_in_text_are_in_one_order():
+    assert sorted({"1", "01", "10", "2", "x", "001"}, key=in_order) == ["001", "01", "1", "2", "10", "x"]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
-from rayfed.data.user_data import own_data
+from rayfed.data.user_data import is_own, own_data
 from rayfed.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -210,3 +210,35 @@ def test_the_order_of_classes_is_in_the_file_and_in_the_fingerprint(tmp_path):
         assert found.classes == tuple(names)
         digests.add(found.digest)
     assert len(digests) == 2
+
+
+PAIR = (np.ones((4, 2), np.float32), np.arange(4) % 2)
+
+
+@pytest.mark.parametrize(
+    "clients", [{"root": PAIR, "limit": PAIR}, {"name": PAIR, "bob": PAIR}, {"test": PAIR}]
+)
+def test_clients_with_the_names_of_keys_are_clients(clients):
+    assert is_own(clients)
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        (
+            {"train": PAIR, "validation": PAIR},
+            "the keys 'train' and 'validation' are a split and something else",
+        ),
+        ({"test": PAIR, "bob": PAIR}, "the keys 'test' and 'bob' are a split and something else"),
+        ({"ann": PAIR, "ann ": PAIR}, "the client 'ann' has the same name"),
+        ({b"ann": PAIR, "ann": PAIR}, "the client b'ann' has the same name"),
+        (
+            {"a": {"train": PAIR, "domain": 1}, "b": {"train": PAIR, "domain": "1"}},
+            "1 and '1' are both there in column 'domain'",
+        ),
+    ],
+)
+def test_names_of_clients_and_domains_that_are_mixed_up_are_refused(clients, words):
+    with pytest.raises(DataError) as caught:
+        own_data(clients)
+    assert words in str(caught.value)

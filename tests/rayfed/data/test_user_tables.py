@@ -164,7 +164,7 @@ def test_clients_with_other_orders_of_classes_are_refused_only_where_the_order_m
     with pytest.raises(DataError, match=r"data\['q'\]: the classes are v, u, those of data\['p'\] u, v"):
         own_data({"p": pair(["u", "v"], True), "q": pair(["v", "u"], True)})
     loose = own_data({"p": pair(["u", "v"], False), "q": pair(["w", "v", "u"], False)}).scan()
-    assert loose.classes == ("u", "v")
+    assert loose.classes == ("u", "v", "w")
 
 
 @pytest.mark.parametrize(
@@ -226,3 +226,58 @@ def test_a_client_that_is_the_index_is_not_lost():
     )
     assert own_data(BASE.set_index("a").reset_index()).has_clients
     refused(BASE.iloc[:0], "the table has no rows")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"client": ["a", "b"]}, "columns.client: ['a', 'b'] are several columns"),
+        ({"client": None}, "columns.client: None does not exist"),
+        ({"target": 3}, "columns.target: 3 does not exist"),
+        ({"input": "label"}, "columns.input: 'label' is the target"),
+        ({"input": ["a", "label"]}, "columns.input: 'label' is the target"),
+    ],
+)
+def test_columns_that_cannot_be_are_one_line(columns, words):
+    refused(BASE, words, columns=columns)
+
+
+def test_columns_with_numbers_as_names_are_named_by_numbers():
+    frame = pd.DataFrame(np.c_[BASE[list("abcd")], BASE["label"]])
+    own = own_data(frame, {"target": 4}, task="classification").of_task("classification")
+    assert own.pieces[0].inputs.shape == (12, 4)
+    assert own.scan().labels.tolist() == BASE["label"].tolist()
+
+
+def test_two_columns_that_could_be_targets_or_clients_are_asked_for():
+    refused(BASE.assign(target=1), "columns.target: the table has the columns target and label")
+    refused(BASE.assign(user=1), "columns.client: the table has the columns client and user")
+    assert own_data(BASE.assign(y=0.5)).pieces[0].inputs.shape[1] == 5  # a coordinate
+
+
+@pytest.mark.parametrize("column", ["client", "domain"])
+@pytest.mark.parametrize(
+    "pair", [("ann", "ann "), (b"ann", "ann"), ("\u00e9", "e\u0301"), (1, True), (1, "1")]
+)
+def test_names_that_look_alike_are_refused(column, pair):
+    frame = BASE.assign(**{column: pd.Series(list(pair) * 6, dtype=object)})
+    refused(frame, f"in column {column!r}, and have one name")
+
+
+def test_names_in_bytes_are_text():
+    own = own_data(BASE.assign(client=[b"p"] * 6 + [b"q"] * 6, label=[b"u", b"v"] * 6)).scan()
+    assert sorted(set(own.owners or ())) == ["p", "q"]
+    assert own.classes == ("u", "v")
+
+
+def test_lists_of_classes_are_no_zeros_and_ones():
+    datasets = pytest.importorskip("datasets")
+    several = datasets.Sequence(datasets.ClassLabel(names=["u", "v"]))
+    features = datasets.Features({"a": datasets.Value("float32"), "label": several})
+    table = datasets.Dataset.from_dict({"a": [0.5, 1.5], "label": [[0, 1], [1, 0]]}, features=features)
+    refused(table, "column 'label' holds lists of classes")
+
+
+@pytest.mark.parametrize("make", [lambda frame: frame, pa.Table.from_pandas])
+def test_a_dict_of_tables_says_what_to_give(make):
+    refused({"ann": make(BASE), "bob": make(BASE)}, "data['ann']: a table in a dict; give one table")

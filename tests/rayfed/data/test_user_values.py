@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -180,3 +181,73 @@ def test_images_with_a_palette_in_a_dataset_have_colours():
     found = own_data({"a": ([image] * 6, Y)}).pieces[0].inputs
     assert found.shape == (6, 4, 4, 3)
     assert abs(int(found[0, 0, 0, 0]) - 250) < 30
+
+
+@pytest.mark.parametrize(("small", "large"), [("int8", "int64"), ("uint8", "int16"), ("uint16", "int32")])
+def test_whole_numbers_of_clients_with_several_types_keep_their_values(small, large):
+    low, high = np.full((6, 2), 7, small), np.full((6, 2), 1000, large)
+    own = own_data({"a": (low, Y), "b": (high, Y)})
+    stored = np.concatenate([part["input"] for part in own.rows(4)])
+    np.testing.assert_array_equal(stored, np.concatenate([low, high]))
+    masks = own_data(
+        {
+            "a": (np.ones((2, 3, 2, 2)), np.ones((2, 2, 2), small)),
+            "b": (np.ones((2, 3, 2, 2)), high[:2, :, None] + np.zeros((1, 1, 2), large)),
+        }
+    )
+    stored = np.concatenate([part["target"] for part in masks.rows(4)])
+    assert stored.max() == 1000
+
+
+def test_whole_numbers_that_no_type_holds_are_refused():
+    with pytest.raises(DataError, match="give all clients int64"):
+        own_data({"a": (np.full((6, 2), 2**63 + 1, np.uint64), Y), "b": (np.full((6, 2), -1), Y)})
+
+
+@pytest.mark.parametrize("labels", [[2**63 + 1, 0, 1, 0, 1, 0], [10**9, 0, 1, 0, 1, 0]])
+def test_a_number_that_is_no_output_is_no_class(labels):
+    with pytest.raises(
+        DataError, match=r"the target of example 0 is \d+, but a class is the number of an output"
+    ):
+        own_data({"a": (X, np.array(labels, dtype=np.uint64))})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([Decimal("sNaN")] * 6, "example 0 has no value"),
+        (["a\0", "b", "c"] * 2, "example 0 ends with the character NUL"),
+        (["\u00e9", "e\u0301", "c"] * 2, "write a class in one way everywhere"),
+    ],
+)
+def test_labels_that_would_change_or_look_alike_are_refused(value, words):
+    with pytest.raises(DataError, match=words):
+        own_data({"a": (X, value)}).scan()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.array(X.tolist()),
+        pa.chunked_array([X[:2].tolist(), X[2:].tolist()]),
+        torch.nested.nested_tensor(list(torch.tensor(X)), layout=torch.jagged),
+    ],
+)
+def test_arrays_without_a_shape_are_inputs(value):
+    np.testing.assert_array_equal(inputs(value), X)
+
+
+def test_sparse_matrices_of_scipy_are_inputs():
+    sparse = pytest.importorskip("scipy.sparse")
+    for kind in (sparse.csr_matrix, sparse.coo_array):
+        np.testing.assert_array_equal(inputs(kind(X)), X)
+
+
+def test_labels_of_arrow_and_ranges_are_labels():
+    labels = pa.array(["b", "a", "c"] * 2)
+    assert own_data({"a": (X, labels)}).scan().labels.tolist() == [1, 0, 2] * 2
+    ordered = labels.dictionary_encode()
+    assert own_data({"a": (X, ordered)}).scan().classes == ("b", "a", "c")
+    assert own_data({"a": (X, range(6))}).scan().labels.tolist() == list(range(6))
+    with pytest.raises(DataError, match="example 1 has no value"):
+        own_data({"a": (X, pa.array([0, None, 1] * 2))})

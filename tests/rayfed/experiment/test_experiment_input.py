@@ -219,6 +219,15 @@ def test_changes_of_colours_need_colours(augment):
         )
 
 
+@pytest.mark.parametrize("augment", ["flip", "crop", "rotate"])
+def test_changes_of_images_need_channels_first(augment):
+    data = {"a": (UNIT.transpose(0, 2, 3, 1), np.arange(20) % 2)}
+    with pytest.raises(
+        ConfigError, match=r"the inputs have shape \(8, 8, 3\); give floats with channels first"
+    ):
+        run(model=nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), data=data, **{"data.augment": [augment]})
+
+
 def test_a_run_with_relative_paths_is_continued_from_any_folder(tmp_path, monkeypatch):
     for name, blue in (("a", 200), ("b", 0)):
         (tmp_path / "im" / name).mkdir(parents=True)

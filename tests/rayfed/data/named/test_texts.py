@@ -585,3 +585,78 @@ def test_a_header_with_blanks_is_explained(tmp_path):
         source("csv", tmp_path / "x.csv").scan()
     found = source("csv", tmp_path / "x.csv", columns={"label": " label"}).scan()
     assert found.classes == (" a", " b")
+
+
+def test_columns_are_those_of_all_rows(tmp_path):
+    path = written(tmp_path, "jsonl", [{"text": "a"}, {"text": "b", "label": "x"}])
+    with pytest.raises(DataError, match=r"row 1 of .* has no value in 'label'"):
+        source("jsonl", path).scan()
+    for name, header in {"train": "text,label", "test": "text,lab"}.items():
+        (tmp_path / f"{name}.csv").write_text(f"{header}\nhello,x\nbye,y\n")
+    with pytest.raises(DataError, match=r"row 1 of .*test\.csv has no value in 'label'"):
+        source("csv", tmp_path).scan()
+
+
+def test_columns_that_are_not_used_are_said(tmp_path):
+    path = written(tmp_path, "jsonl", [{"text": "a", "label": "x", "client": 1, "split": "test"}] * 2)
+    assert source("jsonl", path).said == "columns that are not used: client, split"
+    assert not source("jsonl", written(tmp_path, "jsonl", [{"text": "a", "label": "x"}], "two")).said
+
+
+def test_tables_of_other_formats_are_counted(tmp_path, caplog):
+    written(tmp_path, "jsonl", [{"text": "a", "label": "x"}], "test")
+    (tmp_path / "train.csv").write_text("text,label\nhello,x\nbye,y\n")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "more.csv").write_text("text,label\nhello,x\n")
+    source("csv", tmp_path).scan()
+    assert "not used: 2 files of" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "words"),
+    [
+        ("client", (1, "1"), "1 and '1' are both there in column 'who'"),
+        ("client", (1, 1.0), "1 and 1.0 are both there in column 'who'"),
+        ("client", ("ann", "ann "), "have one name"),
+        ("domain", (True, 1), "have one name"),
+        ("domain", ("p/q", "p-q"), "are one name, as / becomes - in it"),
+        ("client", ([1], [2]), "a client is a text or a number"),
+    ],
+)
+def test_names_that_would_be_one_are_refused(tmp_path, part, values, words):
+    rows = [{"text": f"t{place}", "label": "x", "who": value} for place, value in enumerate(values)]
+    with pytest.raises(DataError) as caught:
+        source("jsonl", written(tmp_path, "jsonl", rows), columns={part: "who"}).scan()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_without_rows_or_in_another_encoding_says_so(tmp_path, kind):
+    path = tmp_path / f"mails.{kind}"
+    path.write_text("text,label\n" if kind == "csv" else "")
+    with pytest.raises(DataError, match="has no rows"):
+        source(kind, path).scan()
+    path.write_bytes("text,label\nhé,x\n".encode("latin-1"))
+    with pytest.raises(DataError, match="save it as UTF-8"):
+        source(kind, path).scan()
+
+
+def test_names_in_bytes_and_doubled_columns_of_parquet(tmp_path):
+    rows = [{"text": "a", "label": "x", "who": b"ann"}, {"text": "b", "label": "y", "who": b"bob"}]
+    assert source("parquet", written(tmp_path, "parquet", rows), columns={"client": "who"}).scan().owners == [
+        "ann",
+        "bob",
+    ]
+    path = tmp_path / "two.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, names=["text", "text", "label"]), path)
+    with pytest.raises(DataError, match="has two columns 'text'"):
+        source("parquet", path).scan()
+
+
+def test_prompt_and_completion_in_json_are_messages(tmp_path):
+    asked, told = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]
+    rows = [{"prompt": json.dumps(asked), "completion": json.dumps(told)}]
+    reader = source("jsonl", written(tmp_path, "jsonl", rows))
+    assert reader.decode(reader.scan(), 0, 0).messages == (*asked, *told)
+    plain = source("jsonl", written(tmp_path, "jsonl", [{"prompt": "[1]", "completion": "[{}]"}], "plain"))
+    assert plain.decode(plain.scan(), 0, 0).answer == "[{}]"

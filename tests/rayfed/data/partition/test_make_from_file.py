@@ -10,7 +10,7 @@ import pytest
 
 from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.partition.make import make_partition
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, config, digests_of, make_data, save_manifest
 
 KEYS = as_dataset(make_data()).keys
@@ -211,3 +211,12 @@ def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path):
     (tmp_path / "plain.csv").write_text("client,sample\na,1\na,2\na,3\nb,4\nb,5\nb,6\n")
     (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "plain.csv").read_bytes())
     assert from_file(tmp_path / "marked.csv").digest == from_file(tmp_path / "plain.csv").digest
+
+
+def test_no_client_and_no_sample_of_a_list_vanishes(tmp_path, caplog):
+    with pytest.raises(DataError, match="client 'b' has no samples"):
+        from_file(write_json(tmp_path / "x.json", {"a": list(range(200)), "b": []}))
+    with pytest.raises(DataError, match="'a ' and 'a' differ in blanks only"):
+        from_file(write_json(tmp_path / "x.json", {"a": list(range(50)), "a ": list(range(50, 100))}))
+    from_file(write_json(tmp_path / "x.json", {"a": list(range(50))}), val=0.1, test=0.2)
+    assert f"not used: {len(KEYS) - 50} samples of {len(KEYS)} that no client has" in caplog.text

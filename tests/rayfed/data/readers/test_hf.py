@@ -321,3 +321,30 @@ def test_an_image_without_a_client_is_named(tmp_path, missing):
         DataError, match=r"data\.columns\.client: .* no value in 1 rows, the first of which is row 3"
     ):
         data.scan()
+
+
+def of_splits(folder, names, labels, text):
+    """A saved data set whose splits have a ClassLabel each; None: numbers without names."""
+    splits = {}
+    for split, own in names.items():
+        kind = datasets.Value("int64") if own is None else datasets.ClassLabel(names=own)
+        values = labels[split]
+        columns = {"text": [f"t{i}" for i in values]} if text else {"image": [png(i) for i in values]}
+        content = datasets.Value("string") if text else datasets.Image()
+        features = datasets.Features({next(iter(columns)): content, "label": kind})
+        splits[split] = datasets.Dataset.from_dict({**columns, "label": values}, features=features)
+    datasets.DatasetDict(splits).save_to_disk(folder)
+    return HuggingFace(name="toy", root=str(folder))
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_classes_of_each_split_are_those_that_it_names(tmp_path, text):
+    other = {"train": ["a", "b"], "test": ["b", "a"]}
+    listing = of_splits(tmp_path / "1", other, {"train": [0, 1], "test": [0, 1]}, text).scan()
+    assert (listing.classes, listing.labels.tolist()) == (("a", "b"), [0, 1, 1, 0])
+    more = {"train": ["a", "b"], "test": ["a", "b", "c"]}
+    listing = of_splits(tmp_path / "2", more, {"train": [0, 1], "test": [0, 2]}, text).scan()
+    assert (listing.classes, listing.labels.tolist()) == (("a", "b", "c"), [0, 1, 0, 2])
+    some = {"train": ["a", "b"], "test": None}
+    with pytest.raises(DataError, match="is a ClassLabel in the split train and none in test"):
+        of_splits(tmp_path / "3", some, {"train": [0, 1], "test": [0, 1]}, text).scan()
