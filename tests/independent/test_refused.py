@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "a buffer that is made in a pass": (
         rows(makes),
-        "makes the tensor scale; make it when the network is made",
+        "makes 'scale' in its first forward.*; make it in __init__",
     ),
     "an unused layer": (rows(plain, other=lambda _: nn.Linear(2, 2)), NO_GRADIENT),
     "a layer used sometimes": (rows(sometimes, other=lambda _: nn.Linear(FEATURES, CLASSES)), NO_GRADIENT),
