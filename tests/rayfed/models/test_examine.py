@@ -293,7 +293,7 @@ def test_a_parameter_that_is_made_in_the_first_pass_is_refused_by_its_name():
                 self.register_buffer("late", torch.ones(8))
             return h * self.late
 
-    with pytest.raises(ConfigError, match="makes 'late' in its first forward.*; make it in __init__"):
+    with pytest.raises(ConfigError, match=r"makes 'late' in its first forward.*; make it in __init__"):
         found(Late())
 
 
