@@ -40,7 +40,13 @@ MANY = 100
 """Passes of a small network that counts something, because what it does may begin after some of them."""
 
 AGAIN = 4
-"""Passes in training, and in evaluation, that must repeat after everything was put back."""
+"""Passes of a small network in training, and in evaluation, that repeat after everything was put back."""
+
+MOST_ROWS = 256
+"""Rows of the largest batch with which a small network is examined."""
+
+MOST_NUMBERS = 10**6
+"""Numbers in such a batch up to which it is larger than one of the training."""
 
 CLOSE = 1e-4
 """Largest difference of outputs, as a share of the largest one, that rounding explains."""
@@ -103,7 +109,9 @@ def examine(
             travels.add(path)
     attributes = tuple(dict.fromkeys((*in_training.attributes, *in_evaluation.attributes)))
     still = give(fresh(), Behaviour(moves=frozenset(travels), put_back=tuple(back)))
-    _check_repeats(still, [batches[0][0], *(x for x, _ in more)], derive(seed, "again"))
+    _check_repeats(
+        still, [batches[0][0], *(x for x, _ in more)], AGAIN if is_small else 1, derive(seed, "again")
+    )
     rows = _rows(batches)
     mixes = dict.fromkeys((True, False), False)
     varies = False
@@ -116,7 +124,9 @@ def examine(
                 perturb(still, derive(seed, "perturb", draw))
             passes = _Passes(still)
             for mode in (True, False):
-                mixes[mode] |= _mixes(passes, rows, mode) or any(_mixes_all(passes, x, mode) for x, _ in more)
+                mixes[mode] |= _mixes(passes, rows, mode) or any(
+                    _mixes_all(passes, _many_rows(x), mode) for x, _ in more
+                )
             varies |= _varies(passes, rows)
     return Behaviour(
         moves=frozenset(travels),
@@ -168,7 +178,7 @@ class _Noted:
         return [name for name, printed in self._now() if self._before.get(name) != printed]
 
 
-def _check_repeats(model: Backbone, inputs: Sequence[Tensor], seed: int) -> None:
+def _check_repeats(model: Backbone, inputs: Sequence[Tensor], times: int, seed: int) -> None:
     """Check that a network repeats its outputs after everything it holds was put back.
 
     It does not where it keeps something elsewhere: in a variable of a module or a function, in an attribute
@@ -177,6 +187,7 @@ def _check_repeats(model: Backbone, inputs: Sequence[Tensor], seed: int) -> None
     Args:
         model: A copy of the tuned model, with values.
         inputs: Batches.
+        times: Passes of each batch in training mode, and in evaluation mode.
         seed: Of the random numbers of its passes.
 
     Raises:
@@ -194,7 +205,7 @@ def _check_repeats(model: Backbone, inputs: Sequence[Tensor], seed: int) -> None
         outputs = []
         for training in (True, False):
             model.train(training)
-            for number in range(AGAIN):
+            for number in range(times):
                 for x in inputs:
                     with use_seed(derive(seed, str(number))), torch.no_grad():
                         model.forget()
@@ -352,33 +363,44 @@ class _Passes:
 
 
 def _mixes(passes: _Passes, rows: Tensor, training: bool) -> bool:
-    """Whether the output of the first row changes with the row beside it, or with the number of rows.
+    """Whether the output of a row changes with the row beside it, or that of the first with their number.
 
     In evaluation mode also whether it changes with the random numbers.
     """
     one, other = rows[:2], rows[[0, -1 if len(rows) > 2 else 0]]
     if rows.is_floating_point():  # so that rows that happen to be equal differ
         other[1:] += torch.randn_like(other[1:])
-    first = passes.output(one, training)[0]
-    if not is_close(first, passes.output(other, training, 0 if training else 1)[0]):
+    seed = 0 if training else 1
+    first, second = passes.output(one, training)
+    if not is_close(first, passes.output(other, training, seed)[0]):
+        return True
+    before = torch.cat([other[1:], one[1:]])  # the same second row, after another one
+    if not is_close(second, passes.output(before, training, seed)[1]):
         return True
     if training:
         return False  # random numbers differ with the number of rows
     return not is_close(first, passes.output(one[:1], training)[0])
 
 
+def _many_rows(rows: Tensor) -> Tensor:
+    """The rows again and again, as many as batches may have in which clients are scored together."""
+    number = min(MOST_ROWS, max(len(rows), MOST_NUMBERS // max(1, rows[0].numel())))
+    return rows.repeat(-(-number // len(rows)), *[1] * (rows.ndim - 1))[:number]
+
+
 def _mixes_all(passes: _Passes, rows: Tensor, training: bool) -> bool:
-    """As `_mixes`, with a whole batch: whether the first row changes with the others, or their number."""
+    """As `_mixes`, with a large batch: whether its first or last row changes with the others."""
     if len(rows) < 3:
         return False
     other = rows.roll(1, 0)
     if rows.is_floating_point():
         other = other + torch.randn_like(other)
-    other[0] = rows[0]
-    first = passes.output(rows, training)[0]
-    if not is_close(first, passes.output(other, training)[0]):
+    ends = [0, -1]
+    other[ends] = rows[ends]
+    found = passes.output(rows, training)[ends]
+    if not is_close(found, passes.output(other, training)[ends]):
         return True
-    return not training and not is_close(first, passes.output(rows[:2], training)[0])
+    return not training and not is_close(found, passes.output(rows[ends], training))
 
 
 def _varies(passes: _Passes, rows: Tensor) -> bool:

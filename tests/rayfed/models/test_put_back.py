@@ -364,3 +364,51 @@ def test_what_copies_share_is_left_as_it_is():
     import logging
 
     assert remember(logging.getLogger("some")) is None
+
+
+class Above(Own):
+    """Batches of more than 30 rows are centred."""
+
+    def middle(self, h):
+        return h - (h.mean(0) if len(h) > 30 else 0)
+
+
+class Running(Own):
+    """A row depends on those before it."""
+
+    def middle(self, h):
+        return h.cumsum(0)
+
+
+class Half(Own):
+    def middle(self, h):
+        return h * (1 if len(h) < 4 else 0.5)
+
+
+class Ranked(Own):
+    def middle(self, h):
+        return h * (h.mean(1) >= h.mean(1).median())[:, None]
+
+
+class Attends(Own):
+    def middle(self, h):
+        return torch.softmax(h @ h.T, -1) @ h
+
+
+@pytest.mark.parametrize("net", [Above, Running, Half, Ranked, Attends])
+def test_small_clients_are_scored_as_if_alone_where_rows_change_each_other(net):
+    rng = np.random.default_rng(1)
+
+    def part(num):
+        return rng.normal(size=(num, 6)).astype("f4"), rng.integers(0, 3, num)
+
+    data = {f"k{i:02d}": {"train": part(8), "test": part(5)} for i in range(70)}
+    done = rayfed.Experiment(
+        method="fedavg", model=net(), data=data, rounds=1, cluster="inline", tuning="full", train={"lr": 0.01}
+    ).run(quiet=True)
+    model = done.model().eval()
+    for place, splits in enumerate(data.values()):
+        x, y = (torch.tensor(each) for each in splits["test"])
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(model(x), y))
+        assert done.clients.loss.iloc[place] == pytest.approx(loss, rel=1e-4)
