@@ -193,7 +193,8 @@ def _check_repeats(model: Backbone, inputs: Sequence[Tensor], times: int, seed: 
     Raises:
         ConfigError: It does not repeat them.
     """
-    put_back, noted = PutBack(model), None
+    put_back = PutBack(model)
+    noted: dict[str, bytes] = {}
     start = [(e, e.tensor.detach().clone()) for e in model.tensors().values() if e.is_trained]
     runs: list[list[Tensor]] = []
     for _ in range(2):
@@ -201,7 +202,7 @@ def _check_repeats(model: Backbone, inputs: Sequence[Tensor], times: int, seed: 
         with torch.no_grad():
             for entry, value in start:
                 entry.tensor.copy_(value)
-        noted = dict(_attributes(model)) if noted is None else noted
+        noted = noted or dict(_attributes(model))
         outputs = []
         for training in (True, False):
             model.train(training)

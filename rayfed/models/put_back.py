@@ -11,7 +11,7 @@ import copy
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -101,7 +101,9 @@ class PutBack:
         moves = () if behaviour is None else behaviour.put_back
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         self._places: list[_Place] = []
+        self._travel: set[str] = set()  # under another name
         self._watched = behaviour is not None
+        known = {id(e.tensor) for e in model.tensors().values() if e.is_trained}
         for prefix, module in model.named_modules():
             for held in (module._parameters, module._buffers):
                 for leaf, tensor in held.items():
@@ -113,6 +115,7 @@ class PutBack:
                     start = tensor.clone() if held is module._buffers else None
                     compares = self._watched and (start is not None or frozen <= MOST_COMPARED)
                     printed = print_of(tensor) if compares else None
+                    self._travel |= {name} if id(tensor) in known else set()
                     own = (tensor, start, tensor._version, name in moves, printed)
                     self._places.append(_Place(name, held, leaf, *own))
         modules = list(model.modules())
@@ -136,7 +139,12 @@ class PutBack:
         if not self._watched:
             return
         for place in self._places:
-            if place.moves or not place.tensor.is_floating_point() or not place.is_changed:
+            if (
+                place.moves
+                or place.name in self._travel
+                or not place.tensor.is_floating_point()
+                or not place.is_changed
+            ):
                 continue
             kind = "frozen parameter" if place.start is None else "buffer"
             if place.start is not None:
@@ -255,7 +263,7 @@ def _of_slots(value: Any, names: list[str], seen: set[int]) -> Callable[[], None
     return put_back
 
 
-def _all_of(parts: list[Callable[[], None] | None]) -> Callable[[], None] | None:
+def _all_of(parts: Sequence[Callable[[], None] | None]) -> Callable[[], None] | None:
     known = [part for part in parts if part is not None]
 
     def put_back() -> None:
