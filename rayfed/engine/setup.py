@@ -473,7 +473,8 @@ def _model_key(world: World) -> tuple[object, ...]:
     own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
     tried = world.shard if isinstance(world.objective, OwnObjective) else None
-    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried
+    rows = None if world.network is None else min(train.batch_size, MOST_ROWS)
+    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows
 
 
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
@@ -501,7 +502,8 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
         batches = first_batches(world, partition, model)
         _check_pass(config, world, fresh(), batches)
         if model.is_own:
-            give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed))
+            whole = whole_batch(world, partition, model)
+            give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed, whole))
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
@@ -568,6 +570,9 @@ FIRST_ROWS = (2, 2)
 FEW = 8
 """The other client is one of so many."""
 
+MOST_ROWS = 64
+"""Largest batch with which a network is tried."""
+
 
 def first_batches(
     world: World, partition: Partition, model: Backbone | None = None
@@ -585,13 +590,31 @@ def first_batches(
     chosen = [np.sort(part.train) for part in (*listed[:1], *others[-1:])] or [np.arange(2)]
     model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
     convert = converter(dataset, world.objective.pixels, model, HOST)
-    batches = []
-    for places, most in zip(chosen, FIRST_ROWS, strict=False):
-        rows = places[:most]
-        targets = torch.from_numpy(np.asarray(dataset.targets)[rows])
-        y = targets if targets.is_floating_point() else targets.long()
-        batches.append((convert(torch.from_numpy(dataset.images[rows])), y))
-    return batches
+    pairs = zip(chosen, FIRST_ROWS, strict=False)
+    return [_batch_of(dataset, places[:most], convert) for places, most in pairs]
+
+
+def whole_batch(world: World, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
+    """A batch of the training of a client, with as many examples as its batches have, if not too many.
+
+    Args:
+        world: Has the examples and the network.
+        partition: The clients.
+        model: The model.
+    """
+    dataset = open_dataset(world.shard)
+    parts = [part.train for part in islice(partition.listed, FEW)] or [np.arange(2)]
+    rows = np.sort(max(parts, key=len))[: min(world.train.batch_size, MOST_ROWS)]
+    return _batch_of(dataset, rows, converter(dataset, world.objective.pixels, model, HOST))
+
+
+def _batch_of(
+    dataset: Dataset, rows: NDArray[np.int64], convert: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of examples. Args: rows: their numbers. convert: as of `converter`."""
+    targets = torch.from_numpy(np.asarray(dataset.targets)[rows])
+    y = targets if targets.is_floating_point() else targets.long()
+    return convert(torch.from_numpy(dataset.images[rows])), y
 
 
 def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:

@@ -629,6 +629,7 @@ class Worker:
             sent = self._load(sent, own)
             client = self._client(call, self._model, own, rng)
             answer = self._answer(call, client, sent)
+            self._put_back.check()
             self._keep_buffers(client)
             ((update, kept),) = send_back([client], [answer], self._device)
             check_finite([update])
@@ -730,6 +731,7 @@ class Worker:
         tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
         with use_seed(seeds[0]):  # so that the global streams are put back afterwards
             answers = group.run(tasks)
+        self._put_back.check()
         done = send_back([client for client, _ in players], answers, self._device)
         check_finite([update for update, _ in done])
         return done

@@ -8,7 +8,9 @@ names or types.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.named_tensors import global_name
-from rayfed.models.put_back import OF_TORCH, PutBack, modules_with_attributes
+from rayfed.models.put_back import OF_TORCH, PutBack, modules_with_attributes, print_of
 from rayfed.seeds import derive, use_seed
 from rayfed.types import Batch
 
@@ -28,9 +30,22 @@ DRAWS = 3
 """Random changes of all values of a network under which it is examined, besides its start values."""
 
 SMALL = 1_000_000
-"""Parameters, and numbers in a row of inputs, up to which a network is examined in all these ways.
+"""Parameters, and numbers in a row of inputs, up to which a network is examined in all ways.
 
-A larger one is examined with one random change only. Time does not decide, because it differs by machine."""
+A larger one is examined with one random change, and without many passes and whole batches. Time does not
+decide, because it differs by machine."""
+
+MANY = 100
+"""Passes of a small network that counts something, because what it does may begin after some of them."""
+
+AGAIN = 4
+"""Passes of a small network in training, and in evaluation, that repeat after everything was put back."""
+
+MOST_ROWS = 256
+"""Rows of the largest batch with which a small network is examined."""
+
+MOST_NUMBERS = 200_000
+"""Numbers in such a batch up to which it is larger than one of the training."""
 
 CLOSE = 1e-4
 """Largest difference of outputs, as a share of the largest one, that rounding explains."""
@@ -45,7 +60,11 @@ def give(model: Backbone, behaviour: Behaviour | None) -> Backbone:
 
 
 def examine(
-    fresh: Callable[[], Backbone], loss: Callable[[Any, Tensor], Tensor], batches: Sequence[Batch], seed: int
+    fresh: Callable[[], Backbone],
+    loss: Callable[[Any, Tensor], Tensor],
+    batches: Sequence[Batch],
+    seed: int,
+    whole: Batch | None = None,
 ) -> Behaviour:
     """Find out how a tuned network behaves.
 
@@ -54,15 +73,32 @@ def examine(
         loss: Loss of a batch from the output of the model and its targets, a scalar.
         batches: Inputs and targets of two clients, or of one.
         seed: Seed of the experiment.
+        whole: A batch as large as those of the training; small networks are examined with it, too.
 
     Raises:
         ConfigError: A tensor moves in a way that no rule covers.
     """
     with torch.enable_grad(), use_seed(derive(seed, "examine")):
         trained = fresh()
-        in_training = _moved(trained, lambda: _train(trained, loss, batches))
+        is_small = sum(parameter.numel() for parameter in trained.parameters()) <= SMALL
+        more = [] if whole is None or not is_small else [whole]
+        counted: list[str] = []
+
+        def train() -> None:
+            before = _Noted(trained)
+            _train(trained, loss, batches)
+            _pass_more(trained, loss, more)
+            counted.extend(before.counters())
+            if is_small and counted:
+                _pass_more(trained, loss, [batches[n % len(batches)] for n in range(MANY)])
+
+        def evaluate() -> None:
+            for x in (batches[0][0], *(x for x, _ in more), *[batches[0][0]] * (MANY * bool(counted))):
+                _no_grad(trained, x)
+
+        in_training = _moved(trained, train)
         trained.eval()
-        in_evaluation = _moved(trained, lambda: _no_grad(trained, batches[0][0]))
+        in_evaluation = _moved(trained, evaluate)
     moved = {**in_evaluation.tensors, **in_training.tensors}
     travels, back = set(), []
     for path, tensor in moved.items():
@@ -72,6 +108,9 @@ def examine(
             travels.add(path)
     attributes = tuple(dict.fromkeys((*in_training.attributes, *in_evaluation.attributes)))
     still = give(fresh(), Behaviour(moves=frozenset(travels), put_back=tuple(back)))
+    _check_repeats(
+        still, [batches[0][0], *(x for x, _ in more)], AGAIN if is_small else 1, derive(seed, "again")
+    )
     rows = _rows(batches)
     mixes = dict.fromkeys((True, False), False)
     varies = False
@@ -82,6 +121,8 @@ def examine(
             passes = _Passes(still)
             for mode in (True, False):
                 mixes[mode] |= _mixes(passes, rows, mode)
+                if draw == 1 and not mixes[mode]:  # once, because so many rows take long
+                    mixes[mode] = any(_mixes_all(passes, _many_rows(x), mode) for x, _ in more)
             varies |= _varies(passes, rows)
     return Behaviour(
         moves=frozenset(travels),
@@ -106,6 +147,78 @@ def _train(model: Backbone, loss: Callable[[Any, Tensor], Tensor], batches: Sequ
     _no_grad(model, batches[0][0])
 
 
+def _pass_more(model: Backbone, loss: Callable[[Any, Tensor], Tensor], batches: Sequence[Batch]) -> None:
+    """Passes of a training that changes no trained tensor."""
+    model.train()
+    with suppress(Exception):  # of values that this short training has spoilt
+        for x, y in batches:
+            loss(model(x.clone()), y).backward()
+            model.zero_grad()
+
+
+class _Noted:
+    """What may count passes in a network, as it is: whole numbers in buffers, and attributes."""
+
+    def __init__(self, model: Backbone) -> None:
+        self._model = model
+        self._before = dict(self._now())
+
+    def _now(self) -> Iterator[tuple[str, Any]]:
+        for path, tensor in _fixed(self._model):
+            if not path.endswith("num_batches_tracked"):
+                yield path, print_of(tensor)
+        yield from _attributes(self._model)
+
+    def counters(self) -> list[str]:
+        """Names of what is another now."""
+        return [name for name, printed in self._now() if self._before.get(name) != printed]
+
+
+def _check_repeats(model: Backbone, inputs: list[Tensor], times: int, seed: int) -> None:
+    """Check that a network repeats its outputs after everything it holds was put back.
+
+    It does not where it keeps something elsewhere: in a variable of a module or a function, in an attribute
+    of a class, or in an object that cannot be put back. One client's data would then reach the next client.
+
+    Args:
+        model: A copy of the tuned model, with values.
+        inputs: Batches.
+        times: Passes of the first batch in each mode; the others have one.
+        seed: Of the random numbers of its passes.
+
+    Raises:
+        ConfigError: It does not repeat them.
+    """
+    put_back = PutBack(model)
+    noted: dict[str, bytes] = {}
+    start = [(e, e.tensor.detach().clone()) for e in model.tensors().values() if e.is_trained]
+    runs: list[list[Tensor]] = []
+    for _ in range(2):
+        put_back()
+        with torch.no_grad():
+            for entry, value in start:
+                entry.tensor.copy_(value)
+        noted = noted or dict(_attributes(model))
+        outputs = []
+        for training in (True, False):
+            model.train(training)
+            for number, x in enumerate((*inputs, *inputs[:1] * (times - 1))):
+                with use_seed(derive(seed, str(number))), torch.no_grad():
+                    model.forget()
+                    output = model(x.clone())
+                outputs += output if isinstance(output, list) else [output]
+        runs.append([output.clone() for output in outputs])
+    put_back()
+    changed = [name for name, printed in _attributes(model) if noted.get(name) != printed]
+    if changed or any(not is_close(one, other) for one, other in zip(*runs, strict=True)):
+        what = f"its attribute {changed[0]!r}" if changed else "something outside its buffers and attributes"
+        raise ConfigError(
+            f"model: passes of {model.label!r} change {what}, which can neither be copied nor put back, so "
+            "that one client's data would reach the next client; keep state in buffers, or in numbers, "
+            "lists, dicts and tensors as attributes of modules, and draw random numbers from torch's stream"
+        )
+
+
 @torch.no_grad()
 def _no_grad(model: Backbone, x: Tensor) -> None:
     model.forget()
@@ -124,16 +237,22 @@ def _moved(model: Backbone, run: Callable[[], None]) -> _Moved:
     """The tensors that no optimizer trains, and the attributes, that change while something runs.
 
     Raises:
-        ConfigError: A tensor gets another shape, or is complex.
+        ConfigError: A tensor gets another shape, is made or is complex, or another tensor trains.
     """
-    before = {path: (tensor, tensor._version, _print_of(tensor)) for path, tensor in _fixed(model)}
+    before = {path: (tensor, tensor._version, print_of(tensor)) for path, tensor in _fixed(model)}
     noted = dict(_attributes(model))
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     run()
+    if other := [n for n, p in model.named_parameters() if p.requires_grad != trains.get(n, p.requires_grad)]:
+        raise ConfigError(
+            f"model: a pass of {model.label!r} changes requires_grad of {global_name(other[0])}; what trains "
+            "is the same in all rounds, so set it when the network is made"
+        )
     after = dict(_fixed(model))
     tensors = {}
     for path, (tensor, version, printed) in before.items():
         now = after.get(path)
-        if now is tensor and tensor._version == version and _print_of(tensor) == printed:
+        if now is tensor and tensor._version == version and print_of(tensor) == printed:
             continue
         if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype or now.is_complex():
             kind = "is complex" if now is not None and now.is_complex() else "gets another shape or type"
@@ -159,28 +278,38 @@ def _fixed(model: Backbone) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{leaf}" if prefix else leaf, tensor
 
 
-def _print_of(tensor: Tensor) -> int:
-    """A number that another value of the tensor would change."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size(), torch.uint8)
-    return int(flat.view(whole).sum(dtype=torch.int64)) if flat.numel() else 0
-
-
 def _attributes(model: Backbone) -> Iterator[tuple[str, bytes]]:
     """Digests of the attributes of modules that are neither tensors of it nor modules, by name."""
-    import cloudpickle
-
     for prefix, module in modules_with_attributes(model):
         for name, value in vars(module).items():
             if name in OF_TORCH or isinstance(value, nn.Module | nn.Parameter):
                 continue
-            try:
-                text = cloudpickle.dumps(value) if not isinstance(value, Tensor) else repr(_print_of(value))
-            except Exception:  # what cannot be written is compared by identity
-                text = str(id(value))
-            data = text if isinstance(text, bytes) else text.encode()
             path = prefix.removeprefix("body.").removeprefix("body")
-            yield f"{path}.{name}" if path else name, hashlib.blake2b(data, digest_size=16).digest()
+            yield f"{path}.{name}" if path else name, _digest_of(value)
+
+
+def _digest_of(value: Any) -> bytes:
+    """A digest that another value has not; what cannot be written is compared by identity."""
+    try:
+        data = repr(print_of(value)).encode() if isinstance(value, Tensor) else _written(value)
+    except Exception:
+        data = str(id(value)).encode()
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _written(value: Any) -> bytes:
+    """An object as bytes, in which a random stream of torch is its state, and not also its memory."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Generator):
+                return bytes, (obj.get_state().numpy().tobytes(),)
+            return super().reducer_override(obj)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def _generators(model: Backbone) -> frozenset[str]:
@@ -230,19 +359,44 @@ class _Passes:
 
 
 def _mixes(passes: _Passes, rows: Tensor, training: bool) -> bool:
-    """Whether the output of the first row changes with the second row, or with the number of rows.
+    """Whether the output of a row changes with another row, or that of the first with their number.
 
     In evaluation mode also whether it changes with the random numbers.
     """
     one, other = rows[:2], rows[[0, -1 if len(rows) > 2 else 0]]
     if rows.is_floating_point():  # so that rows that happen to be equal differ
         other[1:] += torch.randn_like(other[1:])
-    first = passes.output(one, training)[0]
-    if not is_close(first, passes.output(other, training, 0 if training else 1)[0]):
+    seed = 0 if training else 1
+    first, second = passes.output(one, training)
+    if not is_close(first, passes.output(other, training, seed)[0]):
+        return True
+    before = torch.cat([other[1:], one[1:]])  # the same second row, after another one
+    if not is_close(second, passes.output(before, training, seed)[1]):
         return True
     if training:
         return False  # random numbers differ with the number of rows
     return not is_close(first, passes.output(one[:1], training)[0])
+
+
+def _many_rows(rows: Tensor) -> Tensor:
+    """The rows again and again, as many as batches may have in which clients are scored together."""
+    number = min(MOST_ROWS, max(len(rows), MOST_NUMBERS // max(1, rows[0].numel())))
+    return rows.repeat(-(-number // len(rows)), *[1] * (rows.ndim - 1))[:number]
+
+
+def _mixes_all(passes: _Passes, rows: Tensor, training: bool) -> bool:
+    """As `_mixes`, with a large batch: whether its first or last row changes with the others."""
+    if len(rows) < 3:
+        return False
+    other = rows.roll(1, 0)
+    if rows.is_floating_point():
+        other = other + torch.randn_like(other)
+    ends = [0, -1]
+    other[ends] = rows[ends]
+    found = passes.output(rows, training)[ends]
+    if not is_close(found, passes.output(other, training)[ends]):
+        return True
+    return not training and not is_close(found, passes.output(rows[ends], training))
 
 
 def _varies(passes: _Passes, rows: Tensor) -> bool:

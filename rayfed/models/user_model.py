@@ -13,7 +13,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -620,7 +620,7 @@ def _proved(network: Network, net: nn.Module, x: Tensor, seed: int) -> Network:
         ConfigError: What the user says about it is wrong.
     """
     said = network.said
-    head = _candidate(dict(net.named_modules())) if said.head == FIND else said.head
+    head = _candidate(network, net, x, seed) if said.head == FIND else said.head
     found = [replace(network, said=replace(said, head=head))]
     if said.head == FIND and head is not None:
         found.append(replace(network, said=replace(said, head=None)))
@@ -854,14 +854,32 @@ def _check_said(network: Network, net: nn.Module, modules: Mapping[str, nn.Modul
         )
 
 
-def _candidate(modules: Mapping[str, nn.Module]) -> str | None:
-    """Name of the last layer with parameters, if it can be a head."""
-    leaves = [n for n, m in modules.items() if not any(m.children()) and any(True for _ in m.parameters())]
-    if not leaves:
-        return None
-    last = modules[leaves[-1]]
-    pointwise = isinstance(last, nn.Conv2d) and last.kernel_size == (1, 1)
-    return leaves[-1] if leaves[-1] and (type(last) is nn.Linear or pointwise) else None
+def _candidate(network: Network, net: nn.Module, x: Tensor, seed: int) -> str | None:
+    """Name of the layer that can be a head: the one that returned the output, else the last with parameters.
+
+    Args:
+        network: The network as its user describes it.
+        net: The network with its start values.
+        x: Inputs.
+        seed: Seed of the experiment.
+    """
+    leaves = [
+        n for n, m in net.named_modules() if not any(m.children()) and any(True for _ in m.parameters())
+    ]
+    fits = [name for name in leaves if name and _can_be_head(net.get_submodule(name))]
+    whole = _another(network, net, seed)
+    returned = {name: _HeadReturns(whole.get_submodule(name)) for name in fits}
+    with suppress(Exception):  # `fit` has said what is wrong
+        output = _pass(whole, x, False, seed)
+        for name, layer in returned.items():
+            if layer.is_output(output):
+                return name
+    return leaves[-1] if leaves and leaves[-1] in fits else None
+
+
+def _can_be_head(module: nn.Module) -> bool:
+    pointwise = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)
+    return type(module) is nn.Linear or pointwise
 
 
 def _first_loss(
@@ -883,6 +901,17 @@ def _first_loss(
             f"{tuple(several[0].shape)} and "
             f"targets of shape {tuple(y.shape)}, {str(y.dtype).removeprefix('torch.')}: {what}{hint}"
         ) from err
+
+
+def _about_head(model: Backbone) -> str:
+    """Advice where no head was found that could train; else empty."""
+    if (
+        not isinstance(model, OwnBackbone)
+        or model.place is not None
+        or any(p.requires_grad for p in model.net.parameters())
+    ):
+        return ""
+    return " No layer of it is a head, a linear layer or 1 x 1 convolution that returns the output as it is"
 
 
 def first_pass(
@@ -932,7 +961,7 @@ def first_pass(
     if not loss.requires_grad:
         raise ConfigError(
             f"model: the loss does not depend on any trained parameter of {where}; does it compute under "
-            f"torch.no_grad(), or does it train nothing?"
+            f"torch.no_grad(), or does it train nothing?{_about_head(model)}"
         )
     loss.backward()
     unused = [

@@ -288,3 +288,36 @@ def test_a_network_that_changes_its_input_gives_the_bits_of_one_that_does_not(me
         own = {"tuning": "full", "model": net, "data": data, "rounds": 2, "cluster": "inline"}
         digests.add(rayfed.Experiment(method=method, **own).run(quiet=True).sha256)
     assert len(digests) == 1
+
+
+class HeadFirst(nn.Module):
+    """Layers in another order than that in which they are made; what is made last is no linear layer."""
+
+    def __init__(self, kind):
+        super().__init__()
+        pointwise = kind == "pointwise"
+        self.out = nn.Conv2d(8, 3, 1) if pointwise else nn.Linear(8, 3)
+        self.into = nn.Conv2d(2, 8, 3) if pointwise else nn.Linear(6, 8)
+        self.norm = nn.BatchNorm2d(8) if pointwise else nn.LayerNorm(8)
+        self.counts, self.passes = kind == "counts", 0
+
+    def forward(self, x):
+        self.passes += self.counts
+        return self.out(self.norm(self.into(x)).relu() + 0.1 * self.passes)
+
+
+@pytest.mark.parametrize("kind", ["linear", "pointwise", "counts"])
+def test_the_head_is_the_layer_that_returns_the_output_wherever_it_was_made(kind):
+    x = torch.randn(2, 2, 5, 5) if kind == "pointwise" else torch.randn(2, 6)
+    assert fit(network_of(register(HeadFirst(kind))), x, 0).said.head == "out"
+
+
+def test_tuning_of_the_head_of_a_network_without_one_is_refused_with_the_reason():
+    import numpy as np
+
+    import rayfed
+
+    net = nn.Sequential(nn.Linear(6, 3), nn.Tanh())
+    data = {"a": (np.random.default_rng(0).normal(size=(20, 6)).astype("f4"), np.arange(20) % 3)}
+    with pytest.raises(ConfigError, match="No layer of it is a head, a linear layer or 1 x 1 convolution"):
+        rayfed.Experiment(method="fedavg", model=net, data=data, tuning="head", cluster="inline").run()
