@@ -93,7 +93,8 @@ def examine(
                 _pass_more(trained, loss, [batches[n % len(batches)] for n in range(MANY)])
 
         def evaluate() -> None:
-            for x in (batches[0][0], *(x for x, _ in more), *[batches[0][0]] * (MANY * bool(counted))):
+            many = MANY if is_small and counted else 0
+            for x in (batches[0][0], *(x for x, _ in more), *[batches[0][0]] * many):
                 _no_grad(trained, x)
 
         in_training = _moved(trained, train)
@@ -157,7 +158,7 @@ def _pass_more(model: Backbone, loss: Callable[[Any, Tensor], Tensor], batches: 
 
 
 class _Noted:
-    """What may count passes in a network, as it is: whole numbers in buffers, and attributes."""
+    """Present values of what may count passes: buffers with whole or with single numbers, and attributes."""
 
     def __init__(self, model: Backbone) -> None:
         self._model = model
@@ -165,7 +166,8 @@ class _Noted:
 
     def _now(self) -> Iterator[tuple[str, Any]]:
         for path, tensor in _fixed(self._model):
-            if not path.endswith("num_batches_tracked"):
+            may_count = not tensor.is_floating_point() or tensor.numel() == 1
+            if may_count and not path.endswith("num_batches_tracked"):
                 yield path, print_of(tensor)
         yield from _attributes(self._model)
 
