@@ -113,9 +113,7 @@ def _choices(key: str, values: Any) -> list[tuple[Any, Any]]:
     if not listed:
         raise ConfigError(f"grid: {key}: {shown(values)} is no list of values, such as [0.01, 0.1]")
     if not all(each is None or isinstance(each, str | int | float | np.generic) for each in listed):
-        raise ConfigError(
-            f"grid: {key}: {shown(values)} has values without a name; give them by name, in a dict"
-        )
+        raise ConfigError(f"grid: {key}: {shown(values)} has objects without a name; give a dict of them")
     return [(each, each) for each in listed]
 
 

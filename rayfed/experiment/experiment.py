@@ -17,7 +17,7 @@ from rayfed.experiment.from_objects import split
 from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
 from rayfed.experiment.kept_session import end_session as end_session
 from rayfed.experiment.study.coordinates import SEED
-from rayfed.experiment.study.study import INDEPENDENT, Fixed, Study, several_runs
+from rayfed.experiment.study.described import INDEPENDENT, Fixed, several_runs
 from rayfed.user_objects import is_own, title
 
 if TYPE_CHECKING:
@@ -254,17 +254,22 @@ class Experiment:
         own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self._given}
         kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
         folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
-        if (config := self.config()).protocol in INDEPENDENT:
-            at = {"method": title(config.algorithm), SEED: config.seed}
-            study: Any = Study([(at, Fixed(config, self.given))])
-            if overwrite:
-                raise ConfigError("overwrite: a study is never replaced; give another folder, or remove it")
-            return study.run(output, quiet=quiet)
         with Shown(quiet) as hidden:
-            config = one_run(self.config(output=str(folder), overwrite=overwrite, **own))
-            done = _runner(config, hidden).start(config)
+            config = self.config(output=str(folder), overwrite=overwrite, **own)
+            if config.protocol in INDEPENDENT:
+                return self._study(config, overwrite).run(output, quiet=quiet)
+            done = _runner(config, hidden).start(one_run(config))
         done._kept = kept
         return done
+
+    def _study(self, config: Config, overwrite: bool) -> Any:
+        """The study of the runs of the protocol."""
+        from rayfed.experiment.study.study import Study
+
+        if overwrite:
+            raise ConfigError("overwrite: a study is never replaced; give another folder, or remove this one")
+        at = {"method": title(config.algorithm), SEED: config.seed}
+        return Study([(at, Fixed(config, self.given))])
 
     @with_gradients
     def __iter__(self) -> Iterator[RoundRow]:

@@ -118,9 +118,8 @@ class Runner:
         elif plan.parts:
             digest = self._comparison(plan, claim)
         else:
-            digest = run_alone(
-                plan.config, plan.setup, claim, show, self.resume, self.session, stop=self.stop
-            )
+            rule = {} if self.stop is None else {"stop": self.stop}
+            digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **rule)
             report(plan.path, show.tell_whole, (), plan.config.figures)
         if show.whole is None:
             last_words(plan.path, show.tell, plan.config.report)
