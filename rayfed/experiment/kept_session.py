@@ -1,4 +1,4 @@
-"""What the runs of a Python process have in common: the screen, and the Ray that stays between them."""
+"""The screen and the Ray that the runs of a Python process have in common."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ def load(path: str | Path) -> Run | Study:
     """Open a finished run, such as one of the command line, or a study.
 
     Args:
-        path: Its folder. Of a comparison of the command line, the first method is in this folder, the others
-            are in its `compare/NAME`; of a protocol, each run is in a folder inside it.
+        path: Its folder. Of `rayfed run compare=...`, the first method is in this folder, the others are in
+            its `compare/NAME`. Of `rayfed run protocol=...`, each run is in a folder inside it.
 
     Returns:
         The run; or the study, with the cells that have begun: those that are finished are in its results.

@@ -133,7 +133,7 @@ def row_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def labels_of(keys: Iterable[Key], names: Sequence[str]) -> dict[Key, str]:
-    """What each row is called, such as `fedprox train.lr=0.1`: its coordinates that differ between rows.
+    """The label of each row, such as `fedprox train.lr=0.1`: its coordinates that differ between rows.
 
     Args:
         keys: The cells.

@@ -1,4 +1,4 @@
-"""What a study needs of an experiment, and the runs of a protocol as experiments of their own."""
+"""Experiments as a study needs them, and the protocols whose runs can be its cells."""
 
 from __future__ import annotations
 

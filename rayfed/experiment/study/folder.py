@@ -26,7 +26,7 @@ from rayfed.user_files import to_json
 from rayfed.user_objects import is_own
 
 KIND = "study"
-"""What the marker of the folder says that it holds."""
+"""Kind of the folder in its marker."""
 
 CELLS = "cells"
 """Folder with the folders of the cells."""
@@ -55,7 +55,7 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """What is known about a study on disk.
+    """The cells of a study on disk, and how far each is.
 
     Attributes:
         path: Folder of the study.
@@ -122,7 +122,7 @@ class Manifest:
         self.write()
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Add the cells that are not in it yet, each with a folder of its own.
+        """Add the cells that are not in it yet, each with its folder.
 
         The order becomes that of `keys`, before the cells of earlier calls.
         """

@@ -53,7 +53,7 @@ class TableFrame(pd.DataFrame):
 def table_of(frame: pd.DataFrame) -> Table:
     """A frame of scores as a table; shares are shown in percent."""
     metric = str(frame.attrs.get("metric", ""))
-    columns = [Column(frame.index.name or "row"), *(_column(name, metric) for name in map(str, frame))]
+    columns = [Column(str(frame.index.name or "row")), *(_column(str(name), metric) for name in frame)]
     rows = [[str(label), *map(_cell, values)] for label, *values in frame.itertuples()]
     return Table(frame.attrs.get("title", ""), columns, rows, tuple(frame.attrs.get("notes", ())))
 

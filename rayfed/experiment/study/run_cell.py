@@ -1,4 +1,4 @@
-"""Runs or continues one cell of a study in its folder; the same in this process and in one beside it."""
+"""Runs or continues one cell of a study in its folder; the same in this process and in another one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a cell.
+    """The end of a cell.
 
     Attributes:
         sha256: Digest of its final tensors; empty: it did not finish.
@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass
 class Memory:
-    """What cells of one process have in common, as long as they are run one after the other.
+    """Parts that cells of one process have in common; the cells run one after the other.
 
     The data set is kept; partitions and models are kept for the cells of one seed.
     """
@@ -67,7 +67,7 @@ class Memory:
     _seed: int | None = None
 
     def of(self, config: Config) -> Shared:
-        """What was made for earlier cells and may be used by the next one."""
+        """The parts of earlier cells that the next one may use."""
         if self._seed not in (None, config.seed):
             self.shared.forget("partition", "model", "shape")
         self._seed = config.seed

@@ -19,12 +19,12 @@ from rayfed.experiment.study.side_by_side import how_many, lanes
 from rayfed.terminal.console import stage
 
 AGAIN = "the same study.run(FOLDER)"
-"""What continues a study."""
+"""The call that continues a study, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the cells of a study are run.
+    """The order and the conditions in which the cells of a study are run.
 
     Attributes:
         manifest: The manifest, which holds all cells.

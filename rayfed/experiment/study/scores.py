@@ -21,7 +21,7 @@ NO_RESULTS = ("seconds", "slowest")
 """Beginnings of columns that are no results, because they differ whenever a run is repeated."""
 
 BY_PROTOCOL = {"leave_one_out": "held_out_{}", "cross_domain": "held_out_{}", "unseen_clients": "unseen_{}"}
-"""What a protocol is about: the column that is compared, with the name of the metric."""
+"""The column that is compared under a protocol, with a gap for the name of the metric."""
 
 
 def reported(rows: list[dict[str, Any]], rule: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class Beside:
 
 @contextmanager
 def lanes(size: int, show: Show, memory: Memory) -> Iterator[Lanes]:
-    """What runs cells while the block runs: this process, or `size` others where that is more than one."""
+    """Runs cells while the block runs: in this process, or in `size` others where that is more than one."""
     if size == 1:
         yield OneAfterTheOther(show, memory)
         return
@@ -161,7 +161,7 @@ def lanes(size: int, show: Show, memory: Memory) -> Iterator[Lanes]:
 
 
 def how_many(at_once: int | Literal["auto"], configs: Sequence[Config], stop: Any) -> tuple[int, str]:
-    """How many cells run side by side, and in a sentence why not more, where `auto` had to choose one.
+    """The number of cells side by side, and a sentence on why it is one where `auto` asked for more.
 
     Args:
         at_once: What the user asked for.
@@ -192,7 +192,7 @@ def _cores() -> int:
 
 
 def why_not_beside(configs: Sequence[Config], stop: Any) -> str:
-    """Why cells cannot run in processes of their own; empty: they can."""
+    """The reason why cells cannot run in other processes; empty: they can."""
     if any(config.cluster.executor != "inline" for config in configs):
         return "a cell of cluster.executor=ray has all actors of its Ray; set cluster='inline'"
     every = {name: known for config in configs for name, known in _objects(config).items()}

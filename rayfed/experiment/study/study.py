@@ -130,10 +130,10 @@ class Study:
 
         Args:
             folder: Folder of the study; None: nothing is written where you look.
-            at_once: Number of cells that run side by side, each in a process of its own; `auto`: as many as
+            at_once: Number of cells that run side by side, each in its own process; `auto`: as many as
                 there are processors. The results are the same, to the bit.
             stop: Called after each round with the coordinates of the cell, by name, and the rows of its
-                rounds so far; True ends the cell, which then goes on only in a call without `stop`.
+                rounds so far; True ends the cell. It goes on in a call without `stop`.
             quiet: Show nothing; None: show what is done in a notebook and on a terminal.
 
         Returns:
@@ -295,7 +295,7 @@ class Study:
 
     @property
     def labels(self) -> dict[Key, str]:
-        """What each row of the tables is called, by its coordinates without seed and part."""
+        """The label of each row of the tables, by its coordinates without seed and part."""
         return labels_of(self.cells, self.names)
 
     @property
@@ -354,9 +354,9 @@ class Study:
         The unit is a seed: the scores of its parts, such as held-out domains, are averaged first.
 
         Args:
-            against: What rows are compared with: the label of a row; a value of the first coordinate, or a
-                dict of some coordinates, so that rows are compared with the one that has these and otherwise
-                their own coordinates; None: the first row.
+            against: The label of the row that others are compared with; None: the first row. With a value of
+                the first coordinate, or a dict of some, rows are compared with the one that has these, and
+                is otherwise like them.
             score: The column; None: `Study.score`.
             level: Probability that all intervals contain their true differences.
 
@@ -429,11 +429,10 @@ class Study:
     def table(self) -> TableFrame:
         """Mean, standard deviation over the seeds, mean over domains and worst client of each row.
 
-        `p` is the p-value of a two-sided paired t-test of its scores against those of the first row, where
-        there are two seeds or more, and `p_corrected` the same, corrected by Holm for the number of these
-        tests. `model` says whose scores these are (`Run.deployed`), where methods that deploy the clients'
-        personal models are compared with methods that deploy the global one. `study.table(format)` is the
-        table as a text.
+        `p` is of a two-sided paired t-test against the first row, where there are two seeds or more, and
+        `p_corrected` the same, corrected by Holm for the number of tests. `model` says whose scores these
+        are (`Run.deployed`), where methods that deploy the clients' personal models are compared with
+        methods that deploy the global one. `study.table(format)` is the table as a text.
         """
         import pandas as pd
 

@@ -1,4 +1,4 @@
-"""A process beside the one that runs a study: runs the cells that it is sent, one after the other.
+"""A process that another one, which runs a study, starts and sends cells to; it runs each of them.
 
 Messages are pickled, one after the other, on its standard input and output. What cells print goes to standard
 error. The process ends with its standard input, so that it never outlives the process that started it.
