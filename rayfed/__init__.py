@@ -45,7 +45,7 @@ _HOME = {
     "Run": "rayfed.experiment.finished_run",
     "Server": "rayfed.federation.server",
     "ServerState": "rayfed.types",
-    "Study": "rayfed.experiment.study.study",
+    "Study": "rayfed.experiment.study.cells",
     "Task": "rayfed.objective",
     "Update": "rayfed.types",
     "compare": "rayfed.experiment.compare_and_sweep",

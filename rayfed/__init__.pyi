@@ -6,7 +6,7 @@ from rayfed.experiment.experiment import Experiment as Experiment
 from rayfed.experiment.experiment import simulate as simulate
 from rayfed.experiment.finished_run import Run as Run
 from rayfed.experiment.load import load as load
-from rayfed.experiment.study.study import Study as Study
+from rayfed.experiment.study.cells import Study as Study
 from rayfed.federation.client import Client as Client
 from rayfed.federation.cohort import Cohort as Cohort
 from rayfed.federation.local import Local as Local

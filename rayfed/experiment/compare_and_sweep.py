@@ -15,10 +15,11 @@ import numpy as np
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.experiment import Experiment, one_run
 from rayfed.experiment.finished_run import Run
+from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.coordinates import PART, SEED
+from rayfed.experiment.study.described import Fixed
 from rayfed.experiment.study.run_cell import Stop
 from rayfed.experiment.study.scores import larger_of
-from rayfed.experiment.study.study import Fixed, Study
 from rayfed.objective import scale_of
 from rayfed.user_objects import title
 

@@ -264,7 +264,7 @@ class Experiment:
 
     def _study(self, config: Config, overwrite: bool) -> Any:
         """The study of the runs of the protocol."""
-        from rayfed.experiment.study.study import Study
+        from rayfed.experiment.study.cells import Study
 
         if overwrite:
             raise ConfigError("overwrite: a study is never replaced; give another folder, or remove this one")

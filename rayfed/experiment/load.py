@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rayfed.errors import ConfigError
 from rayfed.experiment.finished_run import Run
-from rayfed.experiment.study.study import Study
+from rayfed.experiment.study.cells import Study
 from rayfed.record.readers import STUDY
 
 

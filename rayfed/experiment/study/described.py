@@ -41,7 +41,7 @@ class Fixed:
         return replace(self._config, **values)
 
 
-class Recorded:
+class RecordedExperiment:
     """An experiment as the folder of its run has it, whose objects may not be known to this process.
 
     Args:

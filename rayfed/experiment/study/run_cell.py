@@ -22,7 +22,7 @@ Stop: TypeAlias = Callable[[Mapping[str, Any], Sequence[RoundRow]], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class StudyCell:
     """A cell that can be run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass
-class Memory:
+class CommonParts:
     """Parts that cells of one process have in common; the cells run one after the other.
 
     The data set is kept; partitions and models are kept for the cells of one seed.
@@ -74,12 +74,12 @@ class Memory:
         return self.shared
 
 
-def run_cell(cell: Cell, memory: Memory, show: Show) -> Outcome:
+def run_cell(cell: StudyCell, common: CommonParts, show: Show) -> Outcome:
     """Run a cell, or continue it after its last checkpoint.
 
     Args:
         cell: The cell.
-        memory: What it shares with the cells before it.
+        common: What it shares with the cells before it.
         show: What is shown of its rounds.
 
     Raises:
@@ -94,7 +94,7 @@ def run_cell(cell: Cell, memory: Memory, show: Show) -> Outcome:
         show=show,
         session=session_of(cell.config),
         stays=True,
-        shared=memory.of(cell.config),
+        shared=common.of(cell.config),
         stop=None if cell.stop is None else stop,
     )
     config = replace(cell.config, overwrite=False)

@@ -13,9 +13,9 @@ from rayfed.errors import ConfigError
 from rayfed.experiment.plan import make_plan
 from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.coordinates import SEED, Key, find_key, in_words, row_of
-from rayfed.experiment.study.folder import Manifest, is_finished
-from rayfed.experiment.study.run_cell import Cell, Memory, Outcome, Stop
+from rayfed.experiment.study.run_cell import CommonParts, Outcome, Stop, StudyCell
 from rayfed.experiment.study.side_by_side import how_many, lanes
+from rayfed.experiment.study.study_folder import Manifest, is_finished
 from rayfed.terminal.console import stage
 
 AGAIN = "the same study.run(FOLDER)"
@@ -42,11 +42,11 @@ class Schedule:
     stop: Stop | None
     hidden: bool
 
-    def run(self, memory: Memory, finished: dict[Key, str]) -> dict[Key, str]:
+    def run(self, common: CommonParts, finished: dict[Key, str]) -> dict[Key, str]:
         """Run what is not finished.
 
         Args:
-            memory: What was made for the cells already.
+            common: What was made for the cells already.
             finished: Gets the digest of each finished cell, and an empty one of each that `stop` ended.
 
         Returns:
@@ -60,13 +60,13 @@ class Schedule:
         tell = Show(self.hidden).tell
         if why:
             tell(why)
-        self._check(waiting, memory)
+        self._check(waiting, common)
         if size > 1:
-            memory = Memory()  # the models are built in the processes
+            common = CommonParts()  # the models are built in the processes
         failed: dict[Key, str] = {}
         show = Show(self.hidden, whole=self.manifest.path, resume_command=AGAIN)
         progress = _Progress(len(self.configs), len(finished), tell)
-        with lanes(size, show, memory) as side:
+        with lanes(size, show, common) as side:
             running: dict[str, Key] = {}
             while waiting or running:
                 for key in self._ready(waiting, finished, failed, size - len(running)):
@@ -74,7 +74,7 @@ class Schedule:
                     running[str(config.output)] = key
                     progress.begin(self._in_words(key), size)
                     at = dict(zip(self.manifest.names, key, strict=True))
-                    side.start(Cell(at=at, config=config, stop=self.stop))
+                    side.start(StudyCell(at=at, config=config, stop=self.stop))
                 for cell, outcome in side.ended():
                     key = running.pop(str(cell.config.output))
                     if outcome.failed:
@@ -112,14 +112,14 @@ class Schedule:
                 ready.append(key)
         return ready
 
-    def _check(self, waiting: Mapping[Key, Config], memory: Memory) -> None:
+    def _check(self, waiting: Mapping[Key, Config], common: CommonParts) -> None:
         """Prepare one cell of each row, so that what cannot be run is found before any cell begins."""
         seen: set[Key] = set()
         for key, config in waiting.items():
             row = row_of(key, self.manifest.names)
             if row not in seen and not self.after.get(key):
                 seen.add(row)
-                make_plan(config, Path(str(config.output)), memory.of(config))
+                make_plan(config, Path(str(config.output)), common.of(config))
 
 
 def in_order(keys: Iterable[Key], names: Sequence[str]) -> list[Key]:

@@ -17,7 +17,7 @@ from rayfed.config.schema import Config, to_dict
 from rayfed.devices import chosen_device
 from rayfed.errors import ConfigError, OutputClosedError, cause_of
 from rayfed.experiment.single_run import Show
-from rayfed.experiment.study.run_cell import Cell, Memory, Outcome, run_cell
+from rayfed.experiment.study.run_cell import CommonParts, Outcome, StudyCell, run_cell
 from rayfed.experiment.study.worker_process import packed, with_values
 from rayfed.user_objects import Known, known_in
 
@@ -30,10 +30,10 @@ class Lanes(Protocol):
 
     size: int
 
-    def start(self, cell: Cell) -> None:
+    def start(self, cell: StudyCell) -> None:
         """Begin a cell; at most `size` are begun and not ended."""
 
-    def ended(self) -> Iterator[tuple[Cell, Outcome]]:
+    def ended(self) -> Iterator[tuple[StudyCell, Outcome]]:
         """Wait until one cell or more have ended, and yield what became of them."""
 
 
@@ -42,19 +42,19 @@ class OneAfterTheOther:
 
     Args:
         show: What is shown of the rounds.
-        memory: What cells have in common.
+        common: What cells have in common.
     """
 
     size = 1
 
-    def __init__(self, show: Show, memory: Memory) -> None:
-        self._show, self._memory = show, memory
-        self._begun: list[Cell] = []
+    def __init__(self, show: Show, common: CommonParts) -> None:
+        self._show, self._memory = show, common
+        self._begun: list[StudyCell] = []
 
-    def start(self, cell: Cell) -> None:
+    def start(self, cell: StudyCell) -> None:
         self._begun.append(cell)
 
-    def ended(self) -> Iterator[tuple[Cell, Outcome]]:
+    def ended(self) -> Iterator[tuple[StudyCell, Outcome]]:
         while self._begun:
             cell = self._begun.pop()
             try:
@@ -79,7 +79,7 @@ class Process:
         )
         self._known: set[str] = set()
 
-    def run(self, cell: Cell) -> Outcome:
+    def run(self, cell: StudyCell) -> Outcome:
         """Run a cell there, and wait for it."""
         assert self._process.stdin is not None  # it is a pipe
         assert self._process.stdout is not None
@@ -118,19 +118,19 @@ class Beside:
         for number in range(size):
             self._free.put(number)
         self._threads = ThreadPoolExecutor(size)
-        self._running: dict[Future[Outcome], Cell] = {}
+        self._running: dict[Future[Outcome], StudyCell] = {}
 
-    def start(self, cell: Cell) -> None:
+    def start(self, cell: StudyCell) -> None:
         self._running[self._threads.submit(self._work, cell)] = cell
 
-    def ended(self) -> Iterator[tuple[Cell, Outcome]]:
+    def ended(self) -> Iterator[tuple[StudyCell, Outcome]]:
         done: set[Future[Outcome]] = set()
         while self._running and not done:
             done, _ = wait(self._running, LOOK, FIRST_COMPLETED)
         for future in done:
             yield self._running.pop(future), future.result()
 
-    def _work(self, cell: Cell) -> Outcome:
+    def _work(self, cell: StudyCell) -> Outcome:
         number = self._free.get()
         try:
             if not self._processes[number].is_alive:
@@ -148,10 +148,10 @@ class Beside:
 
 
 @contextmanager
-def lanes(size: int, show: Show, memory: Memory) -> Iterator[Lanes]:
+def lanes(size: int, show: Show, common: CommonParts) -> Iterator[Lanes]:
     """Runs cells while the block runs: in this process, or in `size` others where that is more than one."""
     if size == 1:
-        yield OneAfterTheOther(show, memory)
+        yield OneAfterTheOther(show, common)
         return
     beside = Beside(size)
     try:

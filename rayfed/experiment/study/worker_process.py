@@ -22,7 +22,7 @@ import cloudpickle
 
 from rayfed.errors import cause_of
 from rayfed.experiment.single_run import Show
-from rayfed.experiment.study.run_cell import Memory, Outcome, run_cell
+from rayfed.experiment.study.run_cell import CommonParts, Outcome, run_cell
 from rayfed.models.user_model import Network
 from rayfed.user_objects import Known, remember
 
@@ -70,12 +70,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that sends the cells decides when to end
     tasks: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
     threading.Thread(target=_receive, args=(tasks,), daemon=True).start()
-    memory = Memory()
+    common = CommonParts()
     while True:
         try:
             objects, cell = (pickle.loads(each) for each in tasks.get())
             remember(without_values(objects))
-            outcome = run_cell(cell, memory, Show(quiet=True))
+            outcome = run_cell(cell, common, Show(quiet=True))
         except Exception as err:  # a method may raise anything
             outcome = Outcome(failed=cause_of(err))
         pickle.dump(outcome, answers)

@@ -29,12 +29,12 @@ from rayfed.experiment.study.coordinates import (
     row_names,
     row_of,
 )
-from rayfed.experiment.study.described import INDEPENDENT, Described, Fixed, Recorded, several_runs
-from rayfed.experiment.study.folder import Manifest, check_same, digest_of, held, is_finished
+from rayfed.experiment.study.described import INDEPENDENT, Described, Fixed, RecordedExperiment, several_runs
 from rayfed.experiment.study.paired_tests import paired_tests
-from rayfed.experiment.study.run_cell import Memory, Stop
+from rayfed.experiment.study.run_cell import CommonParts, Stop
 from rayfed.experiment.study.schedule import Schedule, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of, reported
+from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
 from rayfed.record.readers import read_rows, read_yaml
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Study:
         """
         self.names, self.cells = keys_of(cells, names)
         self._after = waits_of(after or {}, self.names, self.cells)
-        self._score, self._reported = score, reported
+        self._score = score
+        self._reported: str | None = reported
         self.finished: dict[Key, Run] = {}
         self.path: Path | None = None
         self._folder: Path | None = None
@@ -152,8 +153,8 @@ class Study:
         self.__dict__.pop("results", None)
         self.finished = {}
         with Shown(quiet) as hidden:
-            memory = Memory()
-            configs = self._configs(place.absolute(), memory.shared)
+            common = CommonParts()
+            configs = self._configs(place.absolute(), common.shared)
             with held(place.absolute(), self.names) as manifest:
                 configs = self._enter(manifest, configs)
                 self._folder, self.path = manifest.path, None if self._kept is not None else place
@@ -167,7 +168,7 @@ class Study:
                     hidden=hidden,
                 )
                 try:
-                    failed = schedule.run(memory, digests)
+                    failed = schedule.run(common, digests)
                 finally:  # also after Ctrl-C
                     for key in (key for key in self.cells if key in digests):
                         self._finish(key, configs[key], digests[key])
@@ -191,7 +192,8 @@ class Study:
         if not begun:
             raise ConfigError(f"study: none of the cells in {folder} has begun")
         cells = [
-            (dict(zip(manifest.names, key, strict=True)), Recorded(manifest.place(key))) for key in begun
+            (dict(zip(manifest.names, key, strict=True)), RecordedExperiment(manifest.place(key)))
+            for key in begun
         ]
         study = cls(cells, score=manifest.score)
         study._reported = manifest.reported
@@ -348,7 +350,7 @@ class Study:
         if not self.finished:
             raise ConfigError("study: no cell is finished; call study.run(FOLDER) first")
 
-    def tests(self, against: Any = None, score: str | None = None, level: float = 0.95) -> pd.DataFrame:
+    def tests(self, against: Any = None, score: str | None = None, level: float = 0.95) -> TableFrame:
         """Paired tests of rows of the table against others, and simultaneous intervals of the differences.
 
         The unit is a seed: the scores of its parts, such as held-out domains, are averaged first.
@@ -439,8 +441,8 @@ class Study:
         from rayfed.experiment.study.frame import TableFrame
 
         scores, metric, column = self.scores, self.metric, self.score
-        several = len(self.labels) > 1
-        tests = paired_tests(scores, self._pairs(None), larger_of(column, metric), 0.95) if several else None
+        pairs = self._pairs(None) if len(self.labels) > 1 else []
+        tests = paired_tests(scores, pairs, larger_of(column, metric), 0.95)
         rows: dict[str, dict[str, Any]] = {}
         for label, runs in self.rows.items():
             known = scores[label].dropna()
@@ -451,10 +453,9 @@ class Study:
             }
             own = self._of_row(label)
             for name in (f"{metric}_domain", f"worst_client_{metric}"):
-                values = own[name].dropna() if name in own else ()
-                row[name] = float(values.mean()) if len(values) else None
-            tested = tests is not None and label in tests.index
-            differs = tested and (scores[label] - scores[tests.loc[label, "against"]]).dropna().ne(0).any()
+                row[name] = own[name].mean() if name in own and own[name].notna().any() else None
+            against = dict(pairs).get(label)
+            differs = against is not None and (scores[label] - scores[against]).dropna().ne(0).any()
             row["p"] = tests.loc[label, "p"] if differs else None
             row["p_corrected"] = tests.loc[label, "p_corrected"] if differs else None
             rows[label] = row

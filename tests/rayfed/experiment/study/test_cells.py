@@ -320,7 +320,7 @@ def test_the_question_side_by_side_has_the_bits_of_one_after_the_other(tmp_path)
 
 PROGRAM = """
 import sys
-from tests.rayfed.experiment.study.test_study import the_question
+from tests.rayfed.experiment.study.test_cells import the_question
 the_question(sys.argv[1], 2).results.to_csv(sys.argv[2], index=False)
 """
 

@@ -35,7 +35,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """A cell in the manifest.
 
     Attributes:
@@ -67,7 +67,7 @@ class Manifest:
 
     path: Path
     names: tuple[str, ...]
-    entries: dict[Key, Entry] = field(default_factory=dict)
+    entries: dict[Key, ManifestEntry] = field(default_factory=dict)
     score: str | None = None
     reported: str = "last"
 
@@ -85,11 +85,11 @@ class Manifest:
         tree = read_json(file, dict)
         with reading(file):
             names = tuple(str(name) for name in tree["names"])
-            entries: dict[Key, Entry] = {}
+            entries: dict[Key, ManifestEntry] = {}
             for cell in tree["cells"]:
                 at: Mapping[str, Value] = cell["coordinates"]
                 rest = {name: cell[name] for name in ("folder", "description", "rounds", "sha256", "stopped")}
-                entries[tuple(at[name] for name in names)] = Entry(**rest)
+                entries[tuple(at[name] for name in names)] = ManifestEntry(**rest)
             return cls(path, names, entries, tree["score"], tree["reported"])
 
     def write(self) -> None:
@@ -135,7 +135,7 @@ class Manifest:
             folder = f"{CELLS}/{fresh[key]}"
             while key not in known and folder in taken:
                 folder += "-2"
-            self.entries[key] = known.get(key) or Entry(folder=folder)
+            self.entries[key] = known.get(key) or ManifestEntry(folder=folder)
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def digest_of(config: Config) -> str:
     return hashlib.sha256(json.dumps([tree, digests], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def check_same(key: Key, names: Sequence[str], config: Config, entry: Entry, place: Path) -> None:
+def check_same(key: Key, names: Sequence[str], config: Config, entry: ManifestEntry, place: Path) -> None:
     """Check that the run that a cell's folder holds, if there is one, is that of its experiment.
 
     Args:
@@ -222,7 +222,7 @@ def differs(name: str, old: Any, new: Any, place: Path, cell: str) -> str:
     )
 
 
-def is_finished(entry: Entry, config_rounds: int, place: Path) -> str:
+def is_finished(entry: ManifestEntry, config_rounds: int, place: Path) -> str:
     """The digest of the final tensors of a cell that has all its rounds; empty: it has not."""
     if entry.sha256 and entry.rounds >= config_rounds and (place / TENSORS).exists():
         return entry.sha256
