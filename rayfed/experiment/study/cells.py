@@ -344,7 +344,9 @@ class Study:
         self._check_begun()
         column = score or self.score
         check_column(self.results, column, self.names)
-        return by_seed(self.results, column, self.names, self.labels)
+        place = self.names.index(PART) if PART in self.names else None
+        parts = [] if place is None else [key[place] for key in self.cells]
+        return by_seed(self.results, column, self.names, self.labels, parts)
 
     def _check_begun(self) -> None:
         if not self.finished:

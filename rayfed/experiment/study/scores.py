@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
-from rayfed.experiment.study.coordinates import PART, SEED, Key, row_names
+from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, row_names
 from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, metric_of
 from rayfed.report.final_table import last_evaluated
 from rayfed.report.protocols import selected_row
@@ -59,17 +59,23 @@ def check_column(results: pd.DataFrame, column: str, names: Sequence[str]) -> No
 
 
 def by_seed(
-    results: pd.DataFrame, column: str, names: Sequence[str], labels: Mapping[Key, str]
+    results: pd.DataFrame,
+    column: str,
+    names: Sequence[str],
+    labels: Mapping[Key, str],
+    every: Sequence[Value],
 ) -> pd.DataFrame:
     """The score of each row of the tables by seed: its mean over the parts of that seed.
 
-    A row has no score for a seed of which one of its parts is not finished, or has no score.
+    A row has no score for a seed of which one of its parts is not finished. Parts in which no row has this
+    score, such as unseen clients where all train, do not count.
 
     Args:
         results: A row for each cell.
         column: The score.
         names: Names of the coordinates.
         labels: What each row is called.
+        every: The parts of the study; empty: it has none.
 
     Returns:
         A row for each seed, a column for each label; NaN where there is none.
@@ -77,7 +83,9 @@ def by_seed(
     import pandas as pd
 
     own = list(row_names(names))
-    parts = results[PART].nunique() if PART in names else 1
+    scored = set(results[PART][results[column].notna()]) if PART in names else set()
+    finished = set(results[PART]) if PART in names else set()
+    parts = sum(part in scored or part not in finished for part in set(every)) if PART in names else 1
     seeds: list[Any] = list(dict.fromkeys(results[SEED])) if SEED in names else [0]
     table = {}
     for key, label in labels.items():

@@ -362,3 +362,18 @@ def test_what_cannot_run_side_by_side_says_why(tmp_path):
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="stop cannot be sent to another process"):
         rayfed.Study(pair(1)).run(at_once=2, stop=lambda at, rows: lock.locked(), quiet=True)
+
+
+def test_a_seed_without_one_of_its_parts_has_no_score(tmp_path):
+    """Its mean would be over other parts than those of the other rows."""
+    from rayfed.experiment.study.scores import by_seed
+
+    columns = ["method", "part", "seed", "score"]
+    rows = [("a", "x", 0, 1.0), ("a", "y", 0, 3.0), ("b", "x", 0, 5.0), ("a", "none", 0, np.nan)]
+    results = pd.DataFrame(rows, columns=columns)
+    labels = {("a",): "a", ("b",): "b"}
+    found = by_seed(results, "score", ("method", "part", "seed"), labels, ["x", "y", "none"])
+    assert found["a"].tolist() == [2.0]
+    assert found["b"].isna().all()
+    waiting = by_seed(results, "score", ("method", "part", "seed"), labels, ["x", "y", "none", "waits"])
+    assert waiting.isna().all(axis=None)
