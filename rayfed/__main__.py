@@ -26,12 +26,13 @@ VERBS = {
         "rayfed.reproduce.__main__",
         "run a paper's table, and compare ours with the paper's numbers",
     ),
+    "study": ("rayfed.study", "run a grid of methods, values and seeds that a file describes"),
     "sweep": ("tune.run", "search hyperparameters"),
     "list": ("rayfed.config.catalog", "list every method, tuning, model, data set, experiment and sweep"),
 }
 """The module whose `main` each verb calls, and what it does."""
 
-SUPERVISED = ("run", "resume", "reproduce", "sweep")
+SUPERVISED = ("run", "resume", "reproduce", "study", "sweep")
 """Verbs that start Ray: they run in a child process."""
 
 

@@ -138,6 +138,10 @@ class StoppedError(RayFedError):
     """The run was asked to end, for example by a signal."""
 
 
+class StoppedEarlyError(StoppedError):
+    """A rule of the user ended a run before its last round; its finished rounds are kept."""
+
+
 def one_line(error: BaseException) -> str:
     r"""The message of an error in one line, with control characters escaped.
 

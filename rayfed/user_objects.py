@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
@@ -58,6 +58,20 @@ def title(name: str) -> str:
 def find(name: str) -> Known | None:
     """The object that has a name of `register`; None: this process knows none."""
     return _KNOWN.get(name)
+
+
+def known_in(tree: Any) -> dict[str, Known]:
+    """The objects that this process knows by the texts in plain containers, such as those of a config."""
+    if isinstance(tree, str):
+        known = find(tree)
+        return {} if known is None else {tree: known}
+    every = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return {name: known for each in every for name, known in known_in(each).items()}
+
+
+def remember(objects: Mapping[str, Known]) -> None:
+    """Know the objects that another process knows, by the names that they have there (`known_in`)."""
+    _KNOWN.update(objects)
 
 
 def register(value: Any, source: Any = None, digest: str = "", label: str = "") -> str:

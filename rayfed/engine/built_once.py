@@ -43,6 +43,11 @@ class Shared:
         made: T = self._made[key]
         return made
 
+    def forget(self, *kinds: str) -> None:
+        """Forget what was made of some kinds, so that it takes no memory."""
+        for key in [key for key in self._made if key.partition(":")[0] in kinds]:
+            del self._made[key]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Built:

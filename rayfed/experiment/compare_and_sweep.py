@@ -1,173 +1,30 @@
-"""Several experiments of one call: a comparison over seeds, and a search for hyperparameters."""
+"""Several experiments of one call: a comparison over seeds, a grid, and a search for hyperparameters."""
 
 from __future__ import annotations
 
 import html
 import itertools
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.experiment import Experiment, one_run
 from rayfed.experiment.finished_run import Run
-from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, scale_of, share_of
+from rayfed.experiment.study.cells import Study
+from rayfed.experiment.study.coordinates import PART, SEED
+from rayfed.experiment.study.described import Fixed
+from rayfed.experiment.study.run_cell import Stop
+from rayfed.experiment.study.scores import larger_of
+from rayfed.objective import scale_of
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Runs of several experiments on the same seeds.
-
-    Attributes:
-        runs: The runs of each experiment by its name, one for each seed.
-        seeds: The seeds.
-        path: Folder of all runs; None: nothing was written.
-    """
-
-    runs: Mapping[str, Sequence[Run]]
-    seeds: Sequence[int]
-    path: Path | None
-
-    @property
-    def scores(self) -> pd.DataFrame:
-        """The metric of each run: a row for each seed, a column for each experiment."""
-        import pandas as pd
-
-        values = {name: [run.metrics.get(run.metric) for run in runs] for name, runs in self.runs.items()}
-        return pd.DataFrame(values, index=pd.Index(self.seeds, name="seed"))
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Mean, standard deviation over the seeds, mean over domains and worst client of each experiment.
-
-        `p` is the p-value of a two-sided paired t-test of its scores against those of the first experiment,
-        where there are two seeds or more, and `p_corrected` the same, corrected by Holm for the number of
-        these tests. `model` says whose scores these are (`Run.deployed`), where methods that
-        deploy the clients' personal models are compared with methods that deploy the global one.
-        """
-        import pandas as pd
-        from scipy.stats import ttest_rel
-
-        from rayfed.evaluation.metrics import holm
-
-        scores = self.scores
-        first = scores.columns[0]
-        rows = {}
-        for name, runs in self.runs.items():
-            metric = runs[0].metric
-            row: dict[str, Any] = {
-                "model": runs[0].deployed,
-                metric: scores[name].mean(),
-                "deviation": scores[name].std(ddof=1) if len(scores) > 1 else None,
-            }
-            for key in (f"{metric}_domain", f"worst_client_{metric}"):
-                known = [run.metrics[key] for run in runs if run.metrics.get(key) is not None]
-                row[key] = sum(known) / len(known) if known else None
-            tested = name != first and len(scores) > 1 and (scores[name] != scores[first]).any()
-            row["p"] = float(ttest_rel(scores[name], scores[first]).pvalue) if tested else None
-            rows[name] = row
-        corrected = holm({name: row["p"] for name, row in rows.items() if row["p"] is not None})
-        for name, row in rows.items():
-            row["p_corrected"] = corrected.get(name)
-        if len({row["model"] for row in rows.values()}) == 1:
-            for row in rows.values():
-                del row["model"]
-        return pd.DataFrame.from_dict(rows, orient="index")
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Notes on the table, such as on settings in which the experiments differ."""
-        from rayfed.config.schema import to_dict
-        from rayfed.config.variants import differing_values
-        from rayfed.report.final_table import some_clients
-
-        values = differing_values({name: to_dict(runs[0].config) for name, runs in self.runs.items()})
-        some = {name: some_clients(runs[0].metrics) for name, runs in self.runs.items()}
-        whose = [f"{name}: scored are {words}" for name, words in some.items() if words]
-        return [*([values] if values else []), *whose]
-
-    @property
-    def best(self) -> str:
-        """Name of the experiment with the best mean."""
-        means = self.scores.mean()
-        metric = next(iter(self.runs.values()))[0].metric
-        return str(means.idxmax() if is_larger_better(metric) else means.idxmin())
-
-    def report(self, path: str | Path | None = None) -> Path:
-        """Write a page about all runs, under the names of the experiments, with their paired differences.
-
-        Args:
-            path: The file; None: report.html in the folder.
-
-        Raises:
-            ConfigError: There is no folder and no file is given, or the file belongs to something else.
-        """
-        from rayfed.report.page.render import NAME, write_report
-
-        if path is None and self.path is None:
-            raise ConfigError(
-                "report: the runs were not written; give a file, such as .report('report.html')"
-            )
-        file = Path(path).expanduser() if path is not None else Path(str(self.path)) / NAME
-        named = [(run._folder, name) for name, runs in self.runs.items() for run in runs]
-        write_report([folder for folder, _ in named], file, [name for _, name in named])
-        return file
-
-    def plot(self) -> Any:
-        """Draw the metric of each experiment over the rounds, the mean over the seeds and their range.
-
-        Returns:
-            A figure of matplotlib.
-        """
-        import pandas as pd
-
-        from rayfed.report.style import shown_figure
-
-        figure = shown_figure(6, 3.5)
-        axes = figure.subplots()
-        metric = next(iter(self.runs.values()))[0].metric
-        share = share_of(metric)
-        for name, runs in self.runs.items():
-            scored = [run.history.set_index("round")[metric].dropna() * share for run in runs]
-            seeds = pd.concat(scored, axis=1)
-            [line] = axes.plot(seeds.index, seeds.mean(axis=1), marker=".", label=name)
-            if len(runs) > 1:
-                ends = (seeds.min(axis=1), seeds.max(axis=1))
-                axes.fill_between(seeds.index, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.set_xlabel("round")
-        axes.set_ylabel(f"{metric} %" if share != 1 else metric)
-        axes.legend()
-        return figure
-
-    def latex(self) -> str:
-        """The table for LaTeX (`booktabs`): shares in percent, three digits, names escaped."""
-        from rayfed.terminal.table_formats import latex_text
-
-        table = self.table
-        metric = next(iter(self.runs.values()))[0].metric
-        shares = [
-            c for c in (metric, "deviation", f"{metric}_domain", f"worst_client_{metric}") if c in table
-        ]
-        table = table.assign(**{name: table[name] * share_of(metric) for name in shares})
-        table.index = [latex_text(str(name)) for name in table.index]
-        unit = r" (\%)" if share_of(metric) != 1 else ""
-        table.columns = [latex_text(str(c)) + (unit if c in shares else "") for c in table.columns]
-        return str(table.to_latex(float_format="%.3g", na_rep=""))
-
-    def _repr_html_(self) -> str:
-        """HTML of the table and its notes, for a notebook."""
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return str(self.table.to_html(border=0)) + notes
-
-    def __repr__(self) -> str:
-        return "\n".join([f"<Comparison over {len(self.seeds)} seeds>", str(self.table), *self.notes])
 
 
 def compare(
@@ -176,8 +33,10 @@ def compare(
     output: str | Path | None = None,
     *,
     quiet: bool | None = None,
-) -> Comparison:
-    """Run experiments on the same seeds, one after the other, on one Ray.
+    at_once: int | Literal["auto"] = 1,
+    stop: Stop | None = None,
+) -> Study:
+    """Run experiments on the same seeds, as a study of methods, seeds, and the parts of their protocol.
 
     Runs that `output` holds from an earlier call are not repeated, and one that was interrupted is continued.
 
@@ -186,34 +45,88 @@ def compare(
         seeds: The seeds, or their number, counted from 0.
         output: Folder of all runs; None: nothing is written where you look.
         quiet: As of `Experiment.run`.
+        at_once: Number of runs side by side, as of `Study.run`.
+        stop: As of `Study.run`.
+
+    Returns:
+        The study, whose `table` has a row for each experiment.
 
     Raises:
         ConfigError: There are fewer than two experiments, something in one of them is wrong, or the folder
-            holds other files or runs of other experiments; what is wrong in an experiment is found before the
-            first run.
+            holds other files or runs of other experiments; found before the first run.
+        PartsFailedError: Runs failed; the others are finished.
     """
-    named = dict(experiments) if isinstance(experiments, Mapping) else _by_method(experiments)
+    named = named_experiments(experiments)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if len(named) < 2 or not chosen:
         what = f"{len(named)} experiments and {len(chosen)} seeds"
         raise ConfigError(f"compare: there are {what}; give two experiments or more, and one seed or more")
-    for experiment in named.values():
-        one_run(experiment.config())
-    folder = None if output is None else Path(output).expanduser()
-    runs: dict[str, list[Run]] = {name: [] for name in named}
-    for seed, (name, experiment) in itertools.product(chosen, named.items()):
-        place = None if folder is None else folder / f"{_as_folder(name)}-seed{seed}"
-        one = experiment.changed(seed=seed)
-        if place is not None and (place / "config.yaml").exists():
-            runs[name].append(one.resume(place, quiet=quiet))
-        else:
-            runs[name].append(one.run(place, quiet=quiet))
-    return Comparison(runs=runs, seeds=chosen, path=folder)
+    return grid(named, {}, chosen).run(output, at_once, stop, quiet)
 
 
-def _as_folder(name: str) -> str:
-    """The name of an experiment as that of a folder."""
-    return re.sub(r"[^\w.=,+-]+", "-", name)
+def grid(
+    experiments: Experiment | Sequence[Experiment] | Mapping[str, Experiment],
+    space: Mapping[str, Sequence[Any] | Mapping[str, Any]],
+    seeds: int | Sequence[int] = 1,
+) -> Study:
+    """A study with one cell for each experiment, each combination of values, and each seed; it is not run.
+
+    Args:
+        experiments: The experiment, several, or several by name.
+        space: By key, such as `train.lr`: the values, or these by the name that tables have for them, as
+            objects need one.
+        seeds: The seeds, or their number, counted from 0.
+
+    Returns:
+        The study; its coordinates are `method`, the keys and `seed`.
+
+    Raises:
+        ConfigError: There is no experiment, no value or no seed, or something in an experiment is wrong.
+    """
+    one = isinstance(experiments, Experiment)
+    named = named_experiments([experiments] if isinstance(experiments, Experiment) else experiments)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    choices = {key: _choices(key, values) for key, values in space.items()}
+    if not named or not chosen:
+        raise ConfigError(f"grid: there are {len(named)} experiments and {len(chosen)} seeds; give both")
+    if taken := {"method", PART, SEED, "round"} & set(choices):
+        raise ConfigError(f"grid: {min(taken)} cannot be a key here; give experiments by name, and seeds=")
+    names = (*([] if one and choices else ["method"]), *choices, SEED)
+    cells: list[tuple[dict[str, Any], Fixed]] = []
+    for method, experiment in named.items():
+        for values in itertools.product(*choices.values()):
+            at = dict(zip(choices, (name for name, _ in values), strict=True))
+            changes = dict(zip(choices, (value for _, value in values), strict=True))
+            config = (experiment.changed(**changes) if changes else experiment).config()
+            for seed in chosen:
+                held = Fixed(replace(config, seed=int(seed)), experiment.given)
+                whole = {"method": method, **at, SEED: seed}
+                cells.append(({name: whole[name] for name in names}, held))
+    return Study(cells)
+
+
+def _choices(key: str, values: Any) -> list[tuple[Any, Any]]:
+    """Name and value of each choice of a key."""
+    if isinstance(values, Mapping) and values:
+        return list(values.items())
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
+    listed = list(values) if is_list else []
+    if not listed:
+        raise ConfigError(f"grid: {key}: {shown(values)} is no list of values, such as [0.01, 0.1]")
+    if not all(each is None or isinstance(each, str | int | float | np.generic) for each in listed):
+        raise ConfigError(f"grid: {key}: {shown(values)} has objects without a name; give a dict of them")
+    return [(each, each) for each in listed]
+
+
+def named_experiments(
+    experiments: Sequence[Experiment] | Mapping[str, Experiment],
+) -> dict[str, Experiment]:
+    """The experiments by name: their own names, or those of their methods and of what differs."""
+    named = dict(experiments) if isinstance(experiments, Mapping) else _by_method(experiments)
+    for name, each in named.items():
+        if not isinstance(each, Experiment):
+            raise ConfigError(f"compare: {name}: {shown(each)} is no Experiment")
+    return named
 
 
 def _by_method(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
@@ -289,13 +202,6 @@ class Sweep:
         value = self.run.metrics[self.metric] * scale_of(self.metric)
         first = f"<Sweep of {len(self.trials)} trials: {self.metric} {value:.4g} with {dict(self.best)}>"
         return "\n".join([first, *self.notes])
-
-
-def larger_of(column: str, metric: str) -> bool:
-    """Whether larger values of a column are better. Args: column: its name. metric: that of the runs."""
-    if any(word in column for word in SMALLER_IS_BETTER):
-        return False
-    return is_larger_better(metric_in(column) or metric)
 
 
 def _key(run: Run, objective: str | None) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -17,15 +14,17 @@ from rayfed.config.schema import Config, composed, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
-from rayfed.terminal.console import screen_of, use_screen
-from rayfed.user_objects import is_own
+from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
+from rayfed.experiment.kept_session import end_session as end_session
+from rayfed.experiment.study.coordinates import SEED
+from rayfed.experiment.study.described import INDEPENDENT, Fixed, several_runs
+from rayfed.user_objects import is_own, title
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
-    from rayfed.engine.session import Session
     from rayfed.experiment.runner import Runner
     from rayfed.experiment.sections import (
         CheckpointKeys,
@@ -192,6 +191,11 @@ class Experiment:
                 raise ConfigError(f"config: {shown(each)} is no text, such as 'algorithm=fedprox'")
         return cls.of(load_config(listed, file))
 
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The values that were given, by key; objects are as they were handed over."""
+        return dict(self._given)
+
     def changed(self, **changes: Any) -> Experiment:
         """The same experiment with other values, by key; keys in dots are given with `**`."""
         same = Experiment()
@@ -235,7 +239,7 @@ class Experiment:
     def run(
         self, output: str | Path | None = None, *, quiet: bool | None = None, overwrite: bool = False
     ) -> Run:
-        """Run the experiment.
+        """Run the experiment; one with a protocol gives a `Study` of its runs, with the coordinate `part`.
 
         Args:
             output: Folder of the run, as of the command line; None: nothing is written where you look, and
@@ -250,11 +254,22 @@ class Experiment:
         own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self._given}
         kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
         folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
-        with _Shown(quiet) as hidden:
-            config = one_run(self.config(output=str(folder), overwrite=overwrite, **own))
-            done = _runner(config, hidden).start(config)
+        with Shown(quiet) as hidden:
+            config = self.config(output=str(folder), overwrite=overwrite, **own)
+            if config.protocol in INDEPENDENT:
+                return self._study(config, overwrite).run(output, quiet=quiet)
+            done = _runner(config, hidden).start(one_run(config))
         done._kept = kept
         return done
+
+    def _study(self, config: Config, overwrite: bool) -> Any:
+        """The study of the runs of the protocol."""
+        from rayfed.experiment.study.cells import Study
+
+        if overwrite:
+            raise ConfigError("overwrite: a study is never replaced; give another folder, or remove this one")
+        at = {"method": title(config.algorithm), SEED: config.seed}
+        return Study([(at, Fixed(config, self.given))])
 
     @with_gradients
     def __iter__(self) -> Iterator[RoundRow]:
@@ -267,9 +282,11 @@ class Experiment:
         with tempfile.TemporaryDirectory(prefix="rayfed-") as folder:
             path = Path(folder) / "run"
             config = self.config(output=str(path), **QUIETLY)
+            if config.protocol != "single":
+                raise ConfigError("protocol: an experiment of several runs cannot be iterated; use run()")
             plan = make_plan(config, path)
             if plan.setup is None or plan.parts:
-                raise ConfigError("protocol: an experiment of several runs cannot be iterated; use run()")
+                raise ConfigError("compare: an experiment of several runs cannot be iterated; use run()")
             with folders.claim(path, folders.look(path)) as claim:
                 begin(config, plan.setup, claim, lambda _: None, resume=False)
                 session = session_of(config)
@@ -295,7 +312,7 @@ class Experiment:
 
         folder = Path(path).expanduser()
         check_run_folder(folder)
-        with _Shown(quiet) as hidden, claim_again(folder) as claim:
+        with Shown(quiet) as hidden, claim_again(folder) as claim:
             config = replace(one_run(self.config()), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
             for key, old, new in config_changes(before, to_dict(config)):
@@ -321,11 +338,12 @@ def one_run(config: Config) -> Config:
         ConfigError: Its protocol makes several runs, which no `Run` can stand for.
     """
     if config.protocol != "single":
-        raise ConfigError(
-            f"protocol: {config.protocol!r} makes several runs, and run(), compare and sweep need one; use "
-            f"rayfed run protocol={config.protocol} output=FOLDER, and open each run with "
-            f"rayfed.load('FOLDER/PART'), or loop over data.held_out or seeds yourself"
-        )
+        if config.protocol in INDEPENDENT:
+            raise ConfigError(
+                f"protocol: {config.protocol!r} makes several runs, and one is needed here; run(), compare "
+                f"and grid make a study of them"
+            )
+        raise ConfigError(several_runs(config.protocol))
     return config
 
 
@@ -335,10 +353,6 @@ def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
         what = f"the source or the values of {old.rpartition('-')[0]} changed since the run in {folder} began"
         return f"{key}: {what}; put back what it began with, or start a new run"
     return f"{key}: {new!r} would change the result of {folder}, which began with {old!r}; start a new run"
-
-
-QUIETLY = {"figures": False, "tensorboard": False}
-"""Keys of what a run leaves out if its folder is temporary."""
 
 
 def to_dict_of(folder: Path) -> dict[str, Any]:
@@ -390,59 +404,3 @@ def _short(value: Any) -> str:
     return (
         text if isinstance(value, str | int | float | bool) or not isinstance(value, type) else value.__name__
     )
-
-
-class _Shown:
-    """Shows what is done in the block; gives whether nothing is shown."""
-
-    def __init__(self, quiet: bool | None) -> None:
-        is_shown = sys.stdout.isatty() or "ipykernel" in sys.modules
-        self._quiet = not is_shown if quiet is None else quiet
-        self._shown = use_screen(screen_of(self._quiet))
-
-    def __enter__(self) -> bool:
-        self._shown.__enter__()
-        return self._quiet
-
-    def __exit__(self, *error: Any) -> None:
-        self._shown.__exit__(*error)
-        if isinstance(error[1], KeyboardInterrupt):  # its traceback has dozens of lines of RayFed
-            short = KeyboardInterrupt(*error[1].args)
-            for note in getattr(error[1], "__notes__", ()):
-                short.add_note(note)
-            raise short from None
-
-
-_kept: dict[str, Any] = {}
-"""The session of this process, and the keys of `cluster` that its Ray was started with."""
-
-
-def session_of(config: Config) -> Session:
-    """The session whose Ray and actors the runs of this process use one after the other.
-
-    It ends with the process, or when a run asks for another Ray.
-    """
-    from rayfed.engine.session import Session
-
-    cluster = config.cluster
-    if cluster.executor != "ray":
-        return Session()
-    wanted = (cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard)
-    old = _kept.get("session")
-    if old is not None and (_kept["of"] != wanted or old.lost):
-        end_session()
-    if "session" not in _kept:
-        stack = ExitStack()
-        _kept.update(of=wanted, stack=stack, session=stack.enter_context(Session()))
-        if not _kept.get("watched"):
-            _kept["watched"] = True
-            atexit.register(end_session)
-    return _kept["session"]
-
-
-def end_session() -> None:
-    """End the Ray that this process started for its runs, if there is one."""
-    stack = _kept.pop("stack", None)
-    _kept.pop("session", None)
-    if stack is not None:
-        stack.close()

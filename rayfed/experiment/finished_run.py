@@ -338,29 +338,3 @@ class Run:
         table = self.history[columns].tail().to_html(index=False, border=0)
         head = html.escape(f"{title(self.config.algorithm)} on {self.config.data.name}: {self._score()}")
         return f"<p><b>{head}</b></p>{table}"
-
-
-def load(path: str | Path) -> Run:
-    """Open a finished run, such as one of the command line.
-
-    Args:
-        path: Its folder. Of a comparison, the first method is in this folder, the others are in its
-            `compare/NAME`; of a protocol, each run is in a folder inside it.
-
-    Raises:
-        ConfigError: There is no run, it is not finished, or it consists of several.
-    """
-    from rayfed.config.schema import load_run
-    from rayfed.record.folder import digest_if_finished, how_to_go_on
-
-    folder = Path(path).expanduser()
-    config = load_run(folder)
-    if config.protocol != "single":
-        parts = sorted(each.parent.name for each in folder.glob("*/config.yaml"))
-        raise ConfigError(
-            f"load: {str(folder)!r} holds several runs; give the folder of one: {', '.join(parts)}"
-        )
-    digest = digest_if_finished(folder, config.rounds)
-    if not digest:
-        raise ConfigError(f"load: the run in {str(folder)!r} is not finished; {how_to_go_on(folder)}")
-    return Run(folder, digest, config)

@@ -106,7 +106,7 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     """
     if config.protocol in PROTOCOLS:
         shared = shared or Shared()
-        runs = _runs(config, path, shared)
+        runs = protocol_runs(config, path, shared)
         parts = {name: make_plan(run, Path(str(run.output)), shared) for name, run in runs.items()}
         return Plan(config=config, path=path, parts=parts)
     others = comparisons(config, path)
@@ -152,11 +152,20 @@ def first_run(config: Config) -> Config:
     """
     if config.protocol not in PROTOCOLS:
         return config
-    return next(iter(_runs(config, Path(config.output or "run"), Shared()).values()))
+    return next(iter(protocol_runs(config, Path(config.output or "run"), Shared()).values()))
 
 
-def _runs(config: Config, path: Path, shared: Shared) -> dict[str, Config]:
-    """The runs of a protocol by name."""
+def protocol_runs(config: Config, path: Path, shared: Shared) -> dict[str, Config]:
+    """The runs of a protocol by name.
+
+    Args:
+        config: The experiment, whose protocol is not `single`.
+        path: Folder of the whole, in which each run has one of its name.
+        shared: What was made for other experiments.
+
+    Raises:
+        ConfigError: The protocol has no runs on these data.
+    """
 
     def open_data(data: DataConfig) -> Dataset:
         return dataset_of(replace(config, data=data), shared)

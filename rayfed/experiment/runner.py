@@ -36,6 +36,7 @@ from rayfed.record.trackers import check_trackers
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
+    from rayfed.engine.built_once import Shared
     from rayfed.experiment.plan import Plan
     from rayfed.record.claim import Claim
 
@@ -49,12 +50,16 @@ class Runner:
         session: Ray and the actors.
         stays: Ray and the actors stay after an experiment that `start` ran; else they end with it.
         resume: Continue the runs in their folders; what is finished is not repeated.
+        shared: What was made for other experiments of this process; None: nothing is kept for others.
+        stop: Called after each round of a run alone with its folder; True ends the run.
     """
 
     show: Show = field(default_factory=Show)
     session: Session = field(default_factory=Session)
     stays: bool = False
     resume: bool = False
+    shared: Shared | None = None
+    stop: Callable[[Path], bool] | None = None
 
     def start(self, config: Config, claim: Claim | None = None) -> Run:
         """Run one experiment, and write its tables, figures and report.
@@ -73,10 +78,10 @@ class Runner:
         if claim is not None:
             check_trackers(config.trackers)
             _check_cluster(config)
-            plan = make_plan(config, claim.path)
+            plan = make_plan(config, claim.path, self.shared)
             with _noting(claim.path, self.show), self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
-        path, owner, plan = _prepare(config, joins=True)
+        path, owner, plan = _prepare(config, joins=True, shared=self.shared)
         with self._ray():
             for setup in plan.setups if owner else ():
                 self.session.check(config.cluster, setup)  # before `claim` moves the earlier run
@@ -113,7 +118,8 @@ class Runner:
         elif plan.parts:
             digest = self._comparison(plan, claim)
         else:
-            digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session)
+            rule = {} if self.stop is None else {"stop": self.stop}
+            digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **rule)
             report(plan.path, show.tell_whole, (), plan.config.figures)
         if show.whole is None:
             last_words(plan.path, show.tell, plan.config.report)
@@ -260,12 +266,13 @@ def check(config: Config) -> None:
     _prepare(config)
 
 
-def _prepare(config: Config, joins: bool = False) -> tuple[Path, str, Plan]:
+def _prepare(config: Config, joins: bool = False, shared: Shared | None = None) -> tuple[Path, str, Plan]:
     """Folder of a new run, token of the run that is in it, and the experiment with all that it runs.
 
     Args:
         config: Its checked config.
         joins: Also check that the cluster answers, before data and model are loaded.
+        shared: What was made for other experiments of this process.
     """
     check_trackers(config.trackers)
     path = Path(config.output) if config.output else _new_folder(config)
@@ -273,7 +280,7 @@ def _prepare(config: Config, joins: bool = False) -> tuple[Path, str, Plan]:
     owner = folders.look(path, config.overwrite)
     if joins:
         _check_cluster(config)
-    return path, owner, make_plan(config, path)
+    return path, owner, make_plan(config, path, shared)
 
 
 def _check_cluster(config: Config) -> None:

@@ -20,7 +20,7 @@ from rayfed.data.partition.manifest import describe, texts_cut, with_digests
 from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
-from rayfed.errors import ConfigError, RayFedError, count_of
+from rayfed.errors import ConfigError, RayFedError, StoppedEarlyError, count_of
 from rayfed.evaluation.test_sets import DOMAIN_VALIDATION
 from rayfed.federation.privacy_accountant import AUTO_DELTA
 from rayfed.objective import CLASSES, score_facts
@@ -249,7 +249,16 @@ class Show:
         return self.tell
 
 
-def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bool, session: Session) -> str:
+def run_alone(
+    config: Config,
+    setup: Setup,
+    claim: Claim,
+    show: Show,
+    resume: bool,
+    session: Session,
+    *,
+    stop: Callable[[Path], bool] | None = None,
+) -> str:
     """Run or continue one experiment; a finished one is not repeated.
 
     Args:
@@ -259,11 +268,13 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
         show: What is shown.
         resume: Continue the run in the folder.
         session: Ray and the actors of the command.
+        stop: Called after each round but the last with the folder; True ends the run.
 
     Returns:
         The SHA-256 digest of the final tensors.
 
     Raises:
+        StoppedEarlyError: `stop` ended it.
         RayFedError: The run failed; its finished rounds are on disk.
     """
     from rayfed.engine.session import launch
@@ -292,6 +303,8 @@ def run_alone(config: Config, setup: Setup, claim: Claim, show: Show, resume: bo
                     digest = str(row.get("sha256", digest))
                     note_advice(advice(path, show))
                     _raise_if_asked_to_stop()
+                    if stop is not None and row.get("round", config.rounds) < config.rounds and stop(path):
+                        raise StoppedEarlyError(f"stop ended the run after round {row['round']}")
             _raise_if_asked_to_stop()
         except ConfigError:
             if not (path / ROWS).exists():  # nothing ran, so the same output can be used again

@@ -42,6 +42,9 @@ WITHOUT = "without.json"
 ROWS = "rounds.jsonl"
 """One JSON object for each finished round."""
 
+STUDY = "study.json"
+"""The cells of a study, in its folder: their coordinates, folders and digests."""
+
 SCORE = "score"
 """Key of environment.json for the metric of a run, as of `rayfed.objective.score_facts`."""
 

@@ -22,6 +22,7 @@ MODULES = {
     "doctor": "rayfed.doctor",
     "prepare": "rayfed.prepare",
     "reproduce": "rayfed.reproduce",
+    "study": "rayfed.study",
     "sweep": "tune.run",
     "list": "rayfed.config.catalog",
 }

@@ -20,11 +20,11 @@ import numpy as np
 
 from rayfed.config.schema import load_run
 from rayfed.config.variants import PROTOCOLS, folder_name
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, count_of
 from rayfed.evaluation.metrics import holm
 from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.folder import TENSORS
-from rayfed.record.readers import COMPARE, read_json, read_parquet, read_yaml, reading
+from rayfed.record.readers import COMPARE, ROWS, STUDY, read_json, read_parquet, read_yaml, reading
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import head_notes, level_words, some_clients, total_cost, total_steps
 from rayfed.report.page import single
@@ -213,6 +213,8 @@ def find(path: Path) -> Found:
         return _reproduction(path)
     if (path / SWEEP).exists():
         return _sweep(path)
+    if (path / STUDY).exists():
+        return _study(path)
     check_run_folder(path)
     members = list(_members(path))
     first = members[0]
@@ -252,6 +254,23 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
         for member in _members(folder, protocol.by_validation):
             setting = protocol.setting.format(name=folder.name)
             yield replace(member, setting=setting, averaged=protocol.by_validation)
+
+
+def _study(path: Path) -> Found:
+    """The cells of a study that have begun: rows of its table, over parts and seeds."""
+    tree = read_json(path / STUDY, dict)
+    members = []
+    with reading(path / STUDY):
+        cells = [(str(c["label"]), c["coordinates"].get("part"), path / c["folder"]) for c in tree["cells"]]
+        by_validation = tree["reported"] == "validation"
+    for label, part, folder in cells:
+        if (folder / ROWS).exists():
+            run = PageRun(folder, by_validation)
+            setting, averaged = ("", True) if part is None else (str(part), by_validation)
+            members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
+    if not members:
+        raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
+    return Found(title=f"Study of {count_of(len(cells), 'cell')}", members=members)
 
 
 def _sweep(path: Path) -> Found:

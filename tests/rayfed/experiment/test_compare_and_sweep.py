@@ -27,7 +27,7 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
     assert found.scores.shape == (2, 2)
     assert found.scores.loc[1, "fast"] == fast.changed(seed=1).run(quiet=True).accuracy
     assert found.best in ("slow", "fast")
-    assert {path.name for path in (tmp_path / "both").iterdir()} == {
+    assert {path.name for path in (tmp_path / "both" / "cells").iterdir()} == {
         f"{name}-seed{seed}" for name in ("slow", "fast") for seed in (0, 1)
     }
     assert "<table" in found._repr_html_()
@@ -77,7 +77,7 @@ def test_a_comparison_says_whose_models_are_scored_where_methods_differ_in_it(tm
 def test_a_comparison_goes_on_where_it_was_left(tmp_path, monkeypatch):
     pair = {"slow": own(rounds=1), "fast": own(rounds=1, train={"lr": 0.3})}
     first = rayfed.compare(pair, output=tmp_path / "both", quiet=True)
-    rounds = [path / "rounds.jsonl" for path in (tmp_path / "both").iterdir()]
+    rounds = [path / "rounds.jsonl" for path in (tmp_path / "both" / "cells").iterdir()]
     before = [path.stat().st_mtime_ns for path in rounds]
     launched = []
     monkeypatch.setattr("rayfed.engine.session.launch", lambda *a, **k: launched.append(a) or launch(*a, **k))
@@ -151,8 +151,10 @@ def test_a_sweep_of_lists_repeats_no_combination_and_names_the_test_splits_where
     assert found.metric == ("val_accuracy" if "val_accuracy" in found.run.metrics else "accuracy")
 
 
-@pytest.mark.parametrize("protocol", ["unseen_clients", "leave_one_out"])
-def test_a_protocol_of_several_runs_is_refused_before_anything_is_trained(protocol, monkeypatch, tmp_path):
+@pytest.mark.parametrize("protocol", ["cross_dataset", "base_to_new"])
+def test_a_protocol_whose_runs_need_each_other_is_refused_before_anything_is_trained(
+    protocol, monkeypatch, tmp_path
+):
     from rayfed.engine import loop
 
     monkeypatch.setattr(loop, "run_rounds", lambda *_: pytest.fail("it trains"))

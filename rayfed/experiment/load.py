@@ -1,0 +1,41 @@
+"""Opens what earlier commands and programs left in a folder: a finished run, or a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayfed.errors import ConfigError
+from rayfed.experiment.finished_run import Run
+from rayfed.experiment.study.cells import Study
+from rayfed.record.readers import STUDY
+
+
+def load(path: str | Path) -> Run | Study:
+    """Open a finished run, such as one of the command line, or a study.
+
+    Args:
+        path: Its folder. Of `rayfed run compare=...`, the first method is in this folder, the others are in
+            its `compare/NAME`. Of `rayfed run protocol=...`, each run is in a folder inside it.
+
+    Returns:
+        The run; or the study, with the cells that have begun: those that are finished are in its results.
+
+    Raises:
+        ConfigError: There is no run and no study, or the run is not finished.
+    """
+    from rayfed.config.schema import load_run
+    from rayfed.record.folder import digest_if_finished, how_to_go_on
+
+    folder = Path(path).expanduser()
+    if (folder / STUDY).exists():
+        return Study.opened(folder)
+    config = load_run(folder)
+    if config.protocol != "single":
+        parts = sorted(each.parent.name for each in folder.glob("*/config.yaml"))
+        raise ConfigError(
+            f"load: {str(folder)!r} holds several runs; give the folder of one: {', '.join(parts)}"
+        )
+    digest = digest_if_finished(folder, config.rounds)
+    if not digest:
+        raise ConfigError(f"load: the run in {str(folder)!r} is not finished; {how_to_go_on(folder)}")
+    return Run(folder, digest, config)

@@ -1,0 +1,593 @@
+"""A study: experiments by coordinates, which are run as one, go on as one, and are read as one table."""
+
+from __future__ import annotations
+
+import html
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rayfed.config.schema import Config
+from rayfed.config.variants import PROTOCOLS
+from rayfed.engine.built_once import Shared
+from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
+from rayfed.experiment.finished_run import Run
+from rayfed.experiment.kept_session import QUIETLY, Shown
+from rayfed.experiment.plan import protocol_runs
+from rayfed.experiment.study.coordinates import (
+    PART,
+    SEED,
+    Key,
+    Value,
+    find_key,
+    in_words,
+    keys_of,
+    labels_of,
+    row_names,
+    row_of,
+)
+from rayfed.experiment.study.described import INDEPENDENT, Described, Fixed, RecordedExperiment, several_runs
+from rayfed.experiment.study.paired_tests import paired_tests
+from rayfed.experiment.study.run_cell import CommonParts, Stop
+from rayfed.experiment.study.schedule import Schedule, waits_of
+from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of, reported
+from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
+from rayfed.record.readers import read_rows, read_yaml
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rayfed.experiment.study.frame import TableFrame
+
+
+class Runs(Mapping[str, Sequence[Run]]):
+    """The finished runs of a study.
+
+    `runs[coordinates]` is one run: of a tuple in the order of `Study.names`, or of a dict. `runs[label]`
+    are those of a row of the tables, in the order of the cells. Iterating yields the labels.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def __getitem__(self, at: Any) -> Any:
+        names = self._study.names
+        if isinstance(at, str) and len(names) > 1:
+            rows = self._study.rows
+            if at not in rows:
+                raise KeyError(f"{at!r} is no row of the study; its rows are: {', '.join(rows)}")
+            return rows[at]
+        key = find_key(at, names)
+        if key not in self._study.finished:
+            known = "is not finished" if key in self._study.cells else "is no cell of the study"
+            raise KeyError(f"the cell {shown(at)} {known}; the coordinates are {', '.join(names)}")
+        return self._study.finished[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._study.rows)
+
+    def __len__(self) -> int:
+        return len(self._study.rows)
+
+
+class Study:
+    """Experiments by coordinates, such as method, setting, part of a protocol and seed.
+
+    Attributes:
+        names: Names of the coordinates.
+        cells: The experiments by coordinates, in their order; a tuple of values each.
+        finished: The runs of the finished cells; cells that a rule stopped are among them.
+        path: Folder of the study; None: it was not run yet, or nothing was written where you look.
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[Any, Described] | Iterable[tuple[Any, Described]],
+        after: Mapping[Any, Any] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        score: str | None = None,
+        reported: Literal["last", "validation"] | None = None,
+    ) -> None:
+        """Describe a study; nothing is read, checked or started before `run`.
+
+        Cells draw no figures and write nothing for TensorBoard, unless their experiments say so.
+
+        Args:
+            cells: The experiments by their coordinates, or pairs of both. Coordinates are a tuple, or a
+                dict of names. `seed` is the unit of tests, and scores are means over `part`. A cell whose
+                experiment has a protocol becomes one cell for each of its runs, with the coordinate `part`.
+            after: By the coordinates of a cell those of the one, or a list of those, that it waits for.
+            names: Names of the coordinates of tuples; None: (method, setting, part, seed), and without what
+                shorter tuples lack: part, then setting, then seed.
+            score: The column that is compared; None: the metric of the runs, and of a protocol the score on
+                what no client has.
+            reported: The round that is reported: the `last` evaluated one, or the one with the best
+                `validation` score; None: as the protocol has it, else the last one.
+
+        Raises:
+            ConfigError: Coordinates are wrong, a cell waits for one that is none, or for itself.
+        """
+        self.names, self.cells = keys_of(cells, names)
+        self._after = waits_of(after or {}, self.names, self.cells)
+        self._score = score
+        self._reported: str | None = reported
+        self.finished: dict[Key, Run] = {}
+        self.path: Path | None = None
+        self._folder: Path | None = None
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(
+        self,
+        folder: str | Path | None = None,
+        at_once: int | Literal["auto"] = 1,
+        stop: Stop | None = None,
+        quiet: bool | None = None,
+    ) -> Study:
+        """Run the cells that are not finished; those that were interrupted go on after their last checkpoint.
+
+        Args:
+            folder: Folder of the study; None: nothing is written where you look.
+            at_once: Number of cells that run side by side, each in its own process; `auto`: as many as
+                there are processors. The results are the same, to the bit.
+            stop: Called after each round with the coordinates of the cell, by name, and the rows of its
+                rounds so far; True ends the cell. It goes on in a call without `stop`.
+            quiet: Show nothing; None: show what is done in a notebook and on a terminal.
+
+        Returns:
+            This study.
+
+        Raises:
+            ConfigError: Something in a cell is wrong, or the folder holds something else, or a cell with
+                another description; found before any cell begins.
+            PartsFailedError: Cells failed; the others are finished, and `finished` has them.
+        """
+        if self._kept is None and folder is None:
+            self._kept = tempfile.TemporaryDirectory(prefix="rayfed-")
+        if folder is not None:
+            self._kept = None
+        place = Path(self._kept.name) / "study" if self._kept is not None else Path(str(folder)).expanduser()
+        self.__dict__.pop("results", None)
+        self.finished = {}
+        with Shown(quiet) as hidden:
+            common = CommonParts()
+            configs = self._configs(place.absolute(), common.shared)
+            with held(place.absolute(), self.names) as manifest:
+                configs = self._enter(manifest, configs)
+                self._folder, self.path = manifest.path, None if self._kept is not None else place
+                digests: dict[Key, str] = {}
+                schedule = Schedule(
+                    manifest=manifest,
+                    configs=configs,
+                    after=self._after,
+                    at_once=at_once,
+                    stop=stop,
+                    hidden=hidden,
+                )
+                try:
+                    failed = schedule.run(common, digests)
+                finally:  # also after Ctrl-C
+                    for key in (key for key in self.cells if key in digests):
+                        self._finish(key, configs[key], digests[key])
+        if failed:
+            reasons = "; ".join(f"{in_words(key, self.names)}: {why}" for key, why in failed.items())
+            error = PartsFailedError(f"{len(failed)} of {len(self.cells)} cells failed: {reasons}")
+            error.add_note("what is finished is kept; run the study in the same folder again to continue")
+            raise error
+        return self
+
+    @classmethod
+    def opened(cls, folder: Path) -> Study:
+        """The study in a folder, with the cells that have begun.
+
+        Raises:
+            ConfigError: The folder holds no study, or none of its cells has begun.
+            DamagedError: A file of it cannot be read.
+        """
+        manifest = Manifest.read(folder)
+        begun = [key for key in manifest.entries if (manifest.place(key) / "config.yaml").exists()]
+        if not begun:
+            raise ConfigError(f"study: none of the cells in {folder} has begun")
+        cells = [
+            (dict(zip(manifest.names, key, strict=True)), RecordedExperiment(manifest.place(key)))
+            for key in begun
+        ]
+        study = cls(cells, score=manifest.score)
+        study._reported = manifest.reported
+        study.path = study._folder = folder
+        for key in begun:
+            entry = manifest.entries[key]
+            digest = is_finished(entry, entry.rounds, manifest.place(key))
+            if digest or entry.stopped:
+                study.finished[key] = Run(manifest.place(key), digest)
+        return study
+
+    def _configs(self, place: Path, shared: Shared) -> dict[Key, Config]:
+        """The config of each cell; cells with a protocol become one for each of its runs.
+
+        Raises:
+            ConfigError: A config is wrong, or its seed is not that of the coordinates.
+        """
+        configs: dict[Key, Config] = {}
+        for key, cell in self.cells.items():
+            own = {name: value for name, value in QUIETLY.items() if name not in cell.given}
+            config = cell.config(output=str(place), overwrite=False, **own)
+            if SEED in self.names and key[self.names.index(SEED)] != config.seed:
+                raise ConfigError(
+                    f"seed: the experiment of the cell {in_words(key, self.names)} has seed={config.seed}; "
+                    f"give it the seed of its coordinates"
+                )
+            configs[key] = config
+        protocols = {config.protocol for config in configs.values()}
+        if protocols == {"single"}:
+            return configs
+        if len(protocols) > 1:
+            raise ConfigError(
+                f"protocol: cells of one study have the same one, here {', '.join(sorted(protocols))}"
+            )
+        return self._expand(configs, place, shared)
+
+    def _expand(self, configs: Mapping[Key, Config], place: Path, shared: Shared) -> dict[Key, Config]:
+        """Replace each cell by the runs of its protocol.
+
+        Raises:
+            ConfigError: The runs need each other, cells wait for others, or there is a coordinate `part`.
+        """
+        name = next(iter(configs.values())).protocol
+        if name not in INDEPENDENT:
+            raise ConfigError(several_runs(name))
+        if self._after or PART in self.names:
+            raise ConfigError(f"protocol: cells with protocol={name} have no after, and no part of their own")
+        at = self.names.index(SEED) if SEED in self.names else len(self.names)
+        names = (*self.names[:at], PART, *self.names[at:])
+        parts: dict[Key, Config] = {}
+        cells: dict[Key, Described] = {}
+        for key, config in configs.items():
+            for part, each in protocol_runs(config, place, shared).items():
+                own = (*key[:at], part, *key[at:])
+                parts[own] = replace(each, overwrite=False)
+                cells[own] = Fixed(parts[own], self.cells[key].given)
+        self.names, self.cells = names, cells
+        if self._reported is None and PROTOCOLS[name].by_validation:
+            self._reported = VALIDATION
+        self._by_protocol = BY_PROTOCOL.get(name)
+        return parts
+
+    _by_protocol: str | None = None
+
+    def _enter(self, manifest: Manifest, configs: Mapping[Key, Config]) -> dict[Key, Config]:
+        """Write the cells into the manifest, and give each config its folder.
+
+        Raises:
+            ConfigError: A folder holds a run of another description.
+        """
+        manifest.add(list(self.cells))
+        manifest.score, manifest.reported = self._score or self._by_protocol, self._reported or "last"
+        placed = {key: replace(each, output=str(manifest.place(key))) for key, each in configs.items()}
+        for key, config in placed.items():
+            check_same(key, self.names, config, manifest.entries[key], manifest.place(key))
+        for key, config in placed.items():
+            entry, digest = manifest.entries[key], digest_of(config)
+            if entry.description != digest:  # not begun, or with more rounds than before
+                entry = replace(entry, description=digest, rounds=config.rounds, sha256="", stopped=0)
+            manifest.entries[key] = entry
+        manifest.write()
+        return placed
+
+    def _finish(self, key: Key, config: Config, digest: str) -> None:
+        self.finished[key] = Run(Path(str(config.output)), digest, config, self._kept)
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """A row for each finished cell: its coordinates, and the columns of the round that is reported.
+
+        Columns of durations are left out, so that the frame is the same whenever the study is repeated.
+        """
+        import pandas as pd
+
+        rows = []
+        for key, run in self.finished.items():
+            at = dict(zip(self.names, key, strict=True))
+            row = reported(read_rows(run._folder), self._reported or "last")
+            rows.append(at | {f"{name}_reported" if name in at else name: row[name] for name in row})
+        return pd.DataFrame(rows, columns=None if rows else list(self.names))
+
+    @property
+    def labels(self) -> dict[Key, str]:
+        """The label of each row of the tables, by its coordinates without seed and part."""
+        return labels_of(self.cells, self.names)
+
+    @property
+    def rows(self) -> dict[str, list[Run]]:
+        """The finished runs of each row of the tables, by its label."""
+        labels = self.labels
+        rows: dict[str, list[Run]] = {label: [] for label in labels.values()}
+        for key, run in self.finished.items():
+            rows[labels[row_of(key, self.names)]].append(run)
+        return rows
+
+    @property
+    def runs(self) -> Runs:
+        """The finished runs by coordinates, and by row."""
+        return Runs(self)
+
+    @property
+    def seeds(self) -> list[Value]:
+        """The seeds, in their order."""
+        if SEED not in self.names:
+            return []
+        return list(dict.fromkeys(key[self.names.index(SEED)] for key in self.cells))
+
+    @property
+    def metric(self) -> str:
+        """The metric of the runs, such as `accuracy`."""
+        self._check_begun()
+        return next(iter(self.finished.values())).metric
+
+    @property
+    def score(self) -> str:
+        """The column that is compared."""
+        if self._score is not None:
+            return self._score
+        wanted = (self._by_protocol or "{}").format(self.metric)
+        return wanted if wanted in self.results else self.metric
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """The compared score: a row for each seed, a column for each row of the tables; means over parts."""
+        return self._scores(None)
+
+    def _scores(self, score: str | None) -> pd.DataFrame:
+        self._check_begun()
+        column = score or self.score
+        check_column(self.results, column, self.names)
+        place = self.names.index(PART) if PART in self.names else None
+        parts = [] if place is None else [key[place] for key in self.cells]
+        return by_seed(self.results, column, self.names, self.labels, parts)
+
+    def _check_begun(self) -> None:
+        if not self.finished:
+            raise ConfigError("study: no cell is finished; call study.run(FOLDER) first")
+
+    def tests(self, against: Any = None, score: str | None = None, level: float = 0.95) -> TableFrame:
+        """Paired tests of rows of the table against others, and simultaneous intervals of the differences.
+
+        The unit is a seed: the scores of its parts, such as held-out domains, are averaged first.
+
+        Args:
+            against: The label of the row that others are compared with; None: the first row. With a value of
+                the first coordinate, or a dict of some, rows are compared with the one that has these, and
+                is otherwise like them.
+            score: The column; None: `Study.score`.
+            level: Probability that all intervals contain their true differences.
+
+        Returns:
+            A row for each test, with `against`, `difference`, `low`, `high`, `p`, `p_corrected` (Holm over
+            all of them), `seeds` and `verdict`. `attrs["intervals"]` says how the intervals were made: by
+            the largest |t| where whole seeds are drawn again, from five seeds on, else by Bonferroni.
+
+        Raises:
+            ConfigError: There is no such row or column, or nothing to compare.
+        """
+        from rayfed.experiment.study.frame import TableFrame
+
+        if not 0 < level < 1:
+            raise ConfigError(f"level: {level!r} is no probability between 0 and 1")
+        scores = self._scores(score)
+        column = score or self.score
+        table = paired_tests(scores, self._pairs(against), larger_of(column, self.metric), level)
+        frame = TableFrame(table)
+        interval = table.attrs["intervals"]
+        count = "1 test" if len(table) == 1 else f"{len(table)} tests"
+        frame.attrs = {
+            "title": f"{column}: differences",
+            "metric": self.metric if self.metric in column else "",
+            "intervals": interval,
+            "notes": (
+                f"mean over seeds of the paired differences; low, high: simultaneous {100 * level:g} % "
+                f"intervals of {count} ({interval}); p of paired t-tests, corrected by Holm",
+            ),
+        }
+        return frame
+
+    def _pairs(self, against: Any) -> list[tuple[str, str]]:
+        """Labels of the tested rows, and of those that they are compared with."""
+        labels = self.labels
+        names = row_names(self.names)
+        if against is None or (isinstance(against, str) and against in labels.values()):
+            base = next(iter(labels.values())) if against is None else against
+            pairs = [(label, base) for label in labels.values() if label != base]
+        else:
+            wanted = self._wanted(against)
+            by_row = {row: dict(zip(names, row, strict=True)) for row in labels}
+            pairs = []
+            for row, at in by_row.items():
+                other = tuple((at | wanted)[name] for name in names)
+                if other in labels and other != row:
+                    pairs.append((labels[row], labels[other]))
+        if not pairs:
+            raise ConfigError(
+                f"study: no row can be compared with {against!r}; the rows are: {', '.join(labels.values())}"
+            )
+        return pairs
+
+    def _wanted(self, against: Any) -> dict[str, Any]:
+        """The coordinates of the rows that others are compared with."""
+        names = row_names(self.names)
+        if isinstance(against, Mapping):
+            wanted = dict(against)
+        else:
+            values = against if isinstance(against, tuple) else (against,)
+            wanted = dict(zip(names, values, strict=False))
+        for name, value in wanted.items():
+            known = [] if name not in names else [row[names.index(name)] for row in self.labels]
+            if value not in known:
+                every = [*self.labels.values(), *map(str, dict.fromkeys(known))]
+                raise ConfigError(unknown("study: against", str(value), list(dict.fromkeys(every))))
+        return wanted
+
+    @property
+    def table(self) -> TableFrame:
+        """Mean, standard deviation over the seeds, mean over domains and worst client of each row.
+
+        `p` is of a two-sided paired t-test against the first row, where there are two seeds or more, and
+        `p_corrected` the same, corrected by Holm for the number of tests. `model` says whose scores these
+        are (`Run.deployed`), where methods that deploy the clients' personal models are compared with
+        methods that deploy the global one. `study.table(format)` is the table as a text.
+        """
+        import pandas as pd
+
+        from rayfed.experiment.study.frame import TableFrame
+
+        scores, metric, column = self.scores, self.metric, self.score
+        pairs = self._pairs(None) if len(self.labels) > 1 else []
+        tests = paired_tests(scores, pairs, larger_of(column, metric), 0.95)
+        rows: dict[str, dict[str, Any]] = {}
+        for label, runs in self.rows.items():
+            known = scores[label].dropna()
+            row: dict[str, Any] = {
+                "model": runs[0].deployed if runs else None,
+                column: known.mean() if len(known) else None,
+                "deviation": known.std(ddof=1) if len(known) > 1 else None,
+            }
+            own = self._of_row(label)
+            for name in (f"{metric}_domain", f"worst_client_{metric}"):
+                row[name] = own[name].mean() if name in own and own[name].notna().any() else None
+            against = dict(pairs).get(label)
+            differs = against is not None and (scores[label] - scores[against]).dropna().ne(0).any()
+            row["p"] = tests.loc[label, "p"] if differs else None
+            row["p_corrected"] = tests.loc[label, "p_corrected"] if differs else None
+            rows[label] = row
+        if len({row["model"] for row in rows.values()}) == 1:
+            for row in rows.values():
+                del row["model"]
+        frame = TableFrame(pd.DataFrame.from_dict(rows, orient="index"))
+        frame.attrs = {"title": self._title, "metric": metric, "notes": tuple(self.notes)}
+        return frame
+
+    def _of_row(self, label: str) -> pd.DataFrame:
+        labels = [self.labels[row_of(key, self.names)] for key in self.finished]
+        return self.results[[each == label for each in labels]]
+
+    @property
+    def _title(self) -> str:
+        seeds = "1 seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        return f"{self.score}, mean over {seeds}" if self.seeds else self.score
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Notes on the table, such as on settings in which the rows differ."""
+        from rayfed.config.variants import differing_values
+        from rayfed.report.final_table import some_clients
+
+        first = {label: runs[0] for label, runs in self.rows.items() if runs}
+        values = differing_values(
+            {label: read_yaml(run._folder / "config.yaml") for label, run in first.items()}
+        )
+        some = {label: some_clients(run.metrics) for label, run in first.items()}
+        whose = [f"{label}: scored are {words}" for label, words in some.items() if words]
+        missing = len(self.cells) - len(self.finished)
+        left = [f"{missing} of {len(self.cells)} cells are not finished"] if missing else []
+        stopped = sum(not run.sha256 for run in self.finished.values())
+        ended = [f"a rule stopped {stopped} of {len(self.cells)} cells early"] if stopped else []
+        return [*([values] if values else []), *whose, *left, *ended]
+
+    @property
+    def best(self) -> str:
+        """The label of the row with the best mean."""
+        means = self.scores.mean()
+        return str(means.idxmax() if larger_of(self.score, self.metric) else means.idxmin())
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write a page about all runs, under the names of the rows, with their paired differences.
+
+        Args:
+            path: The file; None: report.html in the folder.
+
+        Raises:
+            ConfigError: There is no folder and no file is given, or the file belongs to something else.
+        """
+        from rayfed.report.page.render import NAME, write_report
+
+        self._check_begun()
+        if path is None and self.path is None:
+            raise ConfigError(
+                "report: the runs were not written; give a file, such as .report('report.html')"
+            )
+        file = Path(path).expanduser() if path is not None else Path(str(self.path)) / NAME
+        write_report([Path(str(self._folder))], file)
+        return file
+
+    def plot(self) -> Any:
+        """Draw the compared score of each row over the rounds, the mean over the seeds and their range.
+
+        Returns:
+            A figure of matplotlib.
+        """
+        import pandas as pd
+
+        from rayfed.objective import share_of
+        from rayfed.report.style import shown_figure
+
+        figure = shown_figure(6, 3.5)
+        axes = figure.subplots()
+        column, metric = self.score, self.metric
+        share = share_of(metric)
+        for label in self.rows:
+            by_cell: dict[Value, list[pd.Series[float]]] = {}
+            for key, run in self.finished.items():
+                if self.labels[row_of(key, self.names)] == label and column in run.history:
+                    seed = key[self.names.index(SEED)] if SEED in self.names else None
+                    by_cell.setdefault(seed, []).append(
+                        run.history.set_index("round")[column].dropna() * share
+                    )
+            if not by_cell:
+                continue
+            seeds = pd.concat([pd.concat(cells, axis=1).mean(axis=1) for cells in by_cell.values()], axis=1)
+            [line] = axes.plot(seeds.index, seeds.mean(axis=1), marker=".", label=label)
+            if len(by_cell) > 1:
+                ends = (seeds.min(axis=1), seeds.max(axis=1))
+                axes.fill_between(seeds.index, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"{column} %" if share != 1 else column)
+        axes.legend()
+        return figure
+
+    def latex(self) -> str:
+        """The table for LaTeX (`booktabs`): shares in percent, three digits, names escaped."""
+        from rayfed.objective import share_of
+        from rayfed.terminal.table_formats import latex_text
+
+        table, metric = self.table, self.metric
+        shares = [
+            name
+            for name in (self.score, "deviation", f"{metric}_domain", f"worst_client_{metric}")
+            if name in table
+        ]
+        written = table.assign(**{name: table[name] * share_of(metric) for name in shares})
+        written.index = [latex_text(str(name)) for name in written.index]
+        unit = r" (\%)" if share_of(metric) != 1 else ""
+        written.columns = [
+            latex_text(str(name)) + (unit if name in shares else "") for name in written.columns
+        ]
+        return str(written.to_latex(float_format="%.3g", na_rep=""))
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def _repr_html_(self) -> str:
+        """HTML of the table and its notes, for a notebook."""
+        if not self.finished:
+            return f"<p>{html.escape(repr(self))}</p>"
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return str(self.table.to_html(border=0)) + notes
+
+    def __repr__(self) -> str:
+        where = f", {self.path}" if self.path else ""
+        over = f" over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        done = f", {len(self.finished)} finished" if self.finished else ", not run"
+        head = f"<Study of {len(self.cells)} cells{over}{done}{where}>"
+        return "\n".join([head, str(self.table), *self.notes]) if self.finished else head

@@ -1,0 +1,197 @@
+"""Runs the cells of a study that are not finished: in which order, what waits for what, and what is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rayfed.config.schema import Config
+from rayfed.errors import ConfigError
+from rayfed.experiment.plan import make_plan
+from rayfed.experiment.single_run import Show
+from rayfed.experiment.study.coordinates import SEED, Key, find_key, in_words, row_of
+from rayfed.experiment.study.run_cell import CommonParts, Outcome, Stop, StudyCell
+from rayfed.experiment.study.side_by_side import how_many, lanes
+from rayfed.experiment.study.study_folder import Manifest, is_finished
+from rayfed.terminal.console import stage
+
+AGAIN = "the same study.run(FOLDER)"
+"""The call that continues a study, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The order and the conditions in which the cells of a study are run.
+
+    Attributes:
+        manifest: The manifest, which holds all cells.
+        configs: Their experiments, each with the folder of the cell as `output`.
+        after: The cells that each cell waits for.
+        at_once: Number of cells side by side, or `auto`.
+        stop: The rule that may end a cell; None: there is none.
+        hidden: Nothing is shown.
+    """
+
+    manifest: Manifest
+    configs: Mapping[Key, Config]
+    after: Mapping[Key, Sequence[Key]]
+    at_once: int | Literal["auto"]
+    stop: Stop | None
+    hidden: bool
+
+    def run(self, common: CommonParts, finished: dict[Key, str]) -> dict[Key, str]:
+        """Run what is not finished.
+
+        Args:
+            common: What was made for the cells already.
+            finished: Gets the digest of each finished cell, and an empty one of each that `stop` ended.
+
+        Returns:
+            Why cells failed.
+
+        Raises:
+            ConfigError: A cell cannot be run; found before any of them begins.
+        """
+        waiting = dict(self._waiting(finished))
+        size, why = how_many(self.at_once, list(waiting.values()), self.stop)
+        tell = Show(self.hidden).tell
+        if why:
+            tell(why)
+        self._check(waiting, common)
+        if size > 1:
+            common = CommonParts()  # the models are built in the processes
+        failed: dict[Key, str] = {}
+        show = Show(self.hidden, whole=self.manifest.path, resume_command=AGAIN)
+        progress = _Progress(len(self.configs), len(finished), tell)
+        with lanes(size, show, common) as side:
+            running: dict[str, Key] = {}
+            while waiting or running:
+                for key in self._ready(waiting, finished, failed, size - len(running)):
+                    config = waiting.pop(key)
+                    running[str(config.output)] = key
+                    progress.begin(self._in_words(key), size)
+                    at = dict(zip(self.manifest.names, key, strict=True))
+                    side.start(StudyCell(at=at, config=config, stop=self.stop))
+                for cell, outcome in side.ended():
+                    key = running.pop(str(cell.config.output))
+                    if outcome.failed:
+                        failed[key] = outcome.failed
+                    else:
+                        self.manifest.note(key, sha256=outcome.sha256, stopped=outcome.stopped)
+                        finished[key] = outcome.sha256
+                    progress.end(self._in_words(key), outcome)
+        return failed
+
+    def _in_words(self, key: Key) -> str:
+        return in_words(key, self.manifest.names)
+
+    def _waiting(self, finished: dict[Key, str]) -> Iterator[tuple[Key, Config]]:
+        """The cells that are not finished, in the order in which they begin; notes those that are."""
+        for key in in_order(self.configs, self.manifest.names):
+            entry, config = self.manifest.entries[key], self.configs[key]
+            digest = is_finished(entry, config.rounds, self.manifest.place(key))
+            if digest or (entry.stopped and self.stop is not None):
+                finished[key] = digest
+            else:
+                yield key, config
+
+    def _ready(
+        self, waiting: dict[Key, Config], finished: Mapping[Key, str], failed: dict[Key, str], room: int
+    ) -> list[Key]:
+        """The next cells that can begin; those that wait for a failed one fail, too."""
+        ready: list[Key] = []
+        for key in list(waiting):
+            needs = self.after.get(key, ())
+            if broken := [each for each in needs if each in failed]:
+                del waiting[key]
+                failed[key] = f"it waits for {self._in_words(broken[0])}, which failed"
+            elif len(ready) < room and all(each in finished for each in needs):
+                ready.append(key)
+        return ready
+
+    def _check(self, waiting: Mapping[Key, Config], common: CommonParts) -> None:
+        """Prepare one cell of each row, so that what cannot be run is found before any cell begins."""
+        seen: set[Key] = set()
+        for key, config in waiting.items():
+            row = row_of(key, self.manifest.names)
+            if row not in seen and not self.after.get(key):
+                seen.add(row)
+                make_plan(config, Path(str(config.output)), common.of(config))
+
+
+def in_order(keys: Iterable[Key], names: Sequence[str]) -> list[Key]:
+    """The cells in the order in which they begin: those of a seed together, else as they were given."""
+    every = list(keys)
+    if SEED not in names:
+        return every
+    place = names.index(SEED)
+    seeds = list(dict.fromkeys(key[place] for key in every))
+    return sorted(every, key=lambda key: seeds.index(key[place]))
+
+
+def waits_of(
+    after: Mapping[Any, Any], names: Sequence[str], cells: Mapping[Key, Any]
+) -> dict[Key, tuple[Key, ...]]:
+    """The cells that each cell waits for.
+
+    Raises:
+        ConfigError: One of them is no cell, or cells wait for each other.
+    """
+    waits: dict[Key, tuple[Key, ...]] = {}
+    for at, needed in after.items():
+        several = needed if isinstance(needed, list | set) else [needed]
+        waits[find_key(at, names)] = tuple(find_key(each, names) for each in several)
+    for key in (*waits, *(each for needed in waits.values() for each in needed)):
+        if key not in cells:
+            raise ConfigError(f"after: {in_words(key, names)} is no cell of the study")
+    open_cells = dict(waits)
+    while open_cells:
+        free = [key for key, needed in open_cells.items() if not any(each in open_cells for each in needed)]
+        if not free:
+            raise ConfigError(f"after: {in_words(next(iter(open_cells)), names)} waits for itself")
+        for key in free:
+            del open_cells[key]
+    return waits
+
+
+class _Progress:
+    """Tells which cells begin and end, and how long the others will take.
+
+    Args:
+        total: Number of cells.
+        done: How many were finished before.
+        tell: Shows a line.
+    """
+
+    def __init__(self, total: int, done: int, tell: Callable[[str], None]) -> None:
+        self._total, self._before, self._tell = total, done, tell
+        self._ended = 0
+        self._began = time.perf_counter()
+        if done:
+            tell(f"{done} of {total} cells are finished")
+
+    def begin(self, cell: str, size: int) -> None:
+        """A cell begins."""
+        if size == 1:
+            self._tell(f"\ncell {self._before + self._ended + 1} of {self._total}: {cell}")
+        else:
+            stage(f"running up to {size} cells side by side")
+
+    def end(self, cell: str, outcome: Outcome) -> None:
+        """A cell ended."""
+        self._ended += 1
+        done = self._before + self._ended
+        seconds = (time.perf_counter() - self._began) / self._ended * (self._total - done)
+        left = f"; about {_duration(seconds)} left" if done < self._total else ""
+        what = f"failed: {outcome.failed}" if outcome.failed else "finished"
+        what = f"stopped after round {outcome.stopped}" if outcome.stopped else what
+        self._tell(f"{done}/{self._total}  {cell}: {what}{left}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,101 @@
+"""Scores of the cells of a study: the reported round, means over parts, and which direction is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rayfed.errors import ConfigError, unknown
+from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, row_names
+from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, metric_of
+from rayfed.report.final_table import last_evaluated
+from rayfed.report.protocols import selected_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VALIDATION = "validation"
+"""Value of `Study.reported`: the round with the best validation score, as in leave_one_out."""
+
+NO_RESULTS = ("seconds", "slowest")
+"""Beginnings of columns that are no results, because they differ whenever a run is repeated."""
+
+BY_PROTOCOL = {"leave_one_out": "held_out_{}", "cross_domain": "held_out_{}", "unseen_clients": "unseen_{}"}
+"""The column that is compared under a protocol, with a gap for the name of the metric."""
+
+
+def reported(rows: list[dict[str, Any]], rule: str) -> dict[str, Any]:
+    """The row of the round that is reported of a run, without columns that are no results.
+
+    Args:
+        rows: The rows of its rounds.
+        rule: `last`: the last evaluated one; `validation`: the first one with the best validation score.
+    """
+    if rule == VALIDATION and any(metric_of(row, "val_") for row in rows):
+        row = selected_row(rows)
+    else:
+        row = last_evaluated(rows)
+    return {name: value for name, value in row.items() if not name.startswith(NO_RESULTS)}
+
+
+def larger_of(column: str, metric: str) -> bool:
+    """Whether larger values of a column are better. Args: column: its name. metric: that of the runs."""
+    if any(word in column for word in SMALLER_IS_BETTER):
+        return False
+    return is_larger_better(metric_in(column) or metric)
+
+
+def check_column(results: pd.DataFrame, column: str, names: Sequence[str]) -> None:
+    """Check that cells have a number in a column.
+
+    Raises:
+        ConfigError: None has.
+    """
+    numbers = [
+        name for name in results.select_dtypes("number").columns if name not in names and name != "round"
+    ]
+    if column not in numbers:
+        raise ConfigError(unknown("study: score", column, [str(name) for name in numbers]))
+
+
+def by_seed(
+    results: pd.DataFrame,
+    column: str,
+    names: Sequence[str],
+    labels: Mapping[Key, str],
+    every: Sequence[Value],
+) -> pd.DataFrame:
+    """The score of each row of the tables by seed: its mean over the parts of that seed.
+
+    A row has no score for a seed of which one of its parts is not finished. Parts in which no row has this
+    score, such as unseen clients where all train, do not count.
+
+    Args:
+        results: A row for each cell.
+        column: The score.
+        names: Names of the coordinates.
+        labels: What each row is called.
+        every: The parts of the study; empty: it has none.
+
+    Returns:
+        A row for each seed, a column for each label; NaN where there is none.
+    """
+    import pandas as pd
+
+    own = list(row_names(names))
+    scored = set(results[PART][results[column].notna()]) if PART in names else set()
+    finished = set(results[PART]) if PART in names else set()
+    parts = sum(part in scored or part not in finished for part in set(every)) if PART in names else 1
+    seeds: list[Any] = list(dict.fromkeys(results[SEED])) if SEED in names else [0]
+    table = {}
+    for key, label in labels.items():
+        mine = results
+        for name, value in zip(own, key, strict=True):
+            mine = mine[mine[name] == value] if value is not None else mine[mine[name].isna()]
+        values = []
+        for seed in seeds:
+            cells = mine[mine[SEED] == seed] if SEED in names else mine
+            scores = cells[column].dropna()
+            values.append(float(scores.mean()) if len(scores) == parts else float("nan"))
+        table[label] = values
+    return pd.DataFrame(table, index=pd.Index(seeds, name=SEED), dtype=float)

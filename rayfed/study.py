@@ -1,0 +1,124 @@
+"""The command python -m rayfed.study: runs a study, a grid of experiments that a file describes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rayfed.errors import ConfigError, shown, unknown
+from rayfed.terminal.arguments import parser_of
+from rayfed.terminal.console import say
+from rayfed.terminal.exit_code import run_guarded
+from rayfed.terminal.supervisor import run_supervised
+from rayfed.user_files import read_file
+
+if TYPE_CHECKING:
+    from rayfed.experiment.study.cells import Study
+
+USAGE = """\
+python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [--quiet] [--debug]
+
+Runs every method with every value and seed of FILE.yaml, and shows the table
+and the tests. What is finished is not repeated; started again after Ctrl-C, a
+crash or kill -9, it goes on. The keys of the file:
+  experiment: [data=digits_five_mini, cluster=inline, rounds=5]   for all cells
+  methods: {fedavg: [], pulled: [algorithm=fedprox, local.mu=0.1]}   overrides
+  grid: {train.lr: [0.01, 0.1]}      values by key
+  seeds: 3                           or a list of seeds
+  output: runs/rates                 by default runs/ and the name of the file
+  at_once: 2                         cells side by side, or auto
+A protocol is an override of the experiment: protocol=leave_one_out. For example
+  python -m rayfed.study rates.yaml at_once=2
+"""
+
+KEYS = ("experiment", "methods", "grid", "seeds", "output", "at_once")
+"""Keys of the file."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
+    parser = parser_of("rayfed.study", USAGE)
+    parser.add_argument("file", type=Path, metavar="FILE.yaml", help="the file that describes the study")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="output=DIR, at_once=N")
+    parser.add_argument("--quiet", action="store_true", help="show only errors")
+    args = parser.parse_args(argv)
+
+    def work() -> None:
+        tree = keys_of(args.file, args.overrides)
+        folder = Path(str(tree.get("output", Path("runs") / args.file.stem))).expanduser()
+        study = study_of(tree).run(folder, at_once=number_at_once(tree), quiet=args.quiet)
+        if not args.quiet:
+            say("\n" + study.table("text"))
+            if len(study.labels) > 1:
+                say("\n" + study.tests()("text"))
+            say(f"everything on one page: python -m rayfed.report {folder}")
+
+    return run_guarded(work, args.debug, "what is finished is kept; start the command again to continue")
+
+
+def keys_of(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys of a file, with those of the command line.
+
+    Raises:
+        ConfigError: The file cannot be read, or has another key.
+    """
+    tree = dict(read_file(file, "study"))
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        if not sign or key not in ("output", "at_once"):
+            raise ConfigError(f"study: {text!r} is neither output=DIR nor at_once=N; write it into {file}")
+        tree[key] = int(value) if value.isdecimal() else value
+    for key in tree:
+        if key not in KEYS:
+            raise ConfigError(unknown(f"{file}: key", str(key), KEYS))
+    return tree
+
+
+def number_at_once(tree: Mapping[str, Any]) -> int | Literal["auto"]:
+    """The number of cells side by side; `Study.run` refuses what is none."""
+    value: int | Literal["auto"] = tree.get("at_once", 1)
+    return value
+
+
+def study_of(tree: Mapping[str, Any]) -> Study:
+    """The study that the keys of a file describe; it is not run.
+
+    Raises:
+        ConfigError: A key has a value of the wrong kind, or an experiment is wrong.
+    """
+    from rayfed.experiment.compare_and_sweep import grid
+    from rayfed.experiment.experiment import Experiment
+
+    common = _overrides("experiment", tree.get("experiment", []))
+    methods, space, seeds = tree.get("methods"), tree.get("grid") or {}, tree.get("seeds", 1)
+    for key, value in (("methods", methods or {}), ("grid", space)):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"study: {key}: {shown(value)} is no mapping of names")
+    every = seeds if isinstance(seeds, list) else [seeds]
+    if not every or not all(type(each) is int for each in every):
+        raise ConfigError(f"study: seeds: {shown(seeds)} is neither a number nor a list of numbers")
+    if methods:
+        named = {
+            str(name): Experiment.from_overrides([*common, *_overrides(f"methods.{name}", own)])
+            for name, own in methods.items()
+        }
+        return grid(named, space, seeds)
+    return grid(Experiment.from_overrides(common), space, seeds)
+
+
+def _overrides(key: str, value: Any) -> list[str]:
+    """Overrides of the command line in a file.
+
+    Raises:
+        ConfigError: It is no list of texts.
+    """
+    listed = [] if value is None else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise ConfigError(f"study: {key}: {shown(value)} is no list of overrides, such as [rounds=5]")
+    return listed
+
+
+if __name__ == "__main__":
+    sys.exit(run_supervised(main))
