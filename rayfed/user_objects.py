@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -43,6 +44,9 @@ class Known:
 
 
 _KNOWN: dict[str, Known] = {}
+
+SOURCES = threading.Lock()
+"""Held while sources are read: Python 3.11 fails where two threads parse at once."""
 
 
 def is_own(name: object) -> bool:
@@ -118,7 +122,10 @@ def import_or_none(name: str) -> Any:
 def source_digest(value: Any) -> str:
     """SHA-256 hex digest of the source of a class or function, of its bytecode where there is no source."""
     try:
-        text = inspect.getsource(value if isinstance(value, ModuleType) or callable(value) else type(value))
+        with SOURCES:
+            text = inspect.getsource(
+                value if isinstance(value, ModuleType) or callable(value) else type(value)
+            )
         return hashlib.sha256(inspect.cleandoc(text).encode()).hexdigest()
     except (OSError, TypeError, IndexError):
         out = hashlib.sha256()
@@ -152,8 +159,9 @@ def place(value: Any) -> str:
         value if callable(value) and hasattr(value, "__module__") else type(value)
     )
     try:
-        file = inspect.getsourcefile(kind) or "<cell>"
-        line = inspect.getsourcelines(kind)[1]
+        with SOURCES:
+            file = inspect.getsourcefile(kind) or "<cell>"
+            line = inspect.getsourcelines(kind)[1]
     except (OSError, TypeError, IndexError):
         return ""
     return f" ({'a cell' if file.startswith('<') else file.rpartition('/')[2]}, line {max(line, 1)})"

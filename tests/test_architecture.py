@@ -198,6 +198,7 @@ def test_the_steps_of_a_run_are_the_calls_of_a_run_on_ray(tmp_path, cache, ray_c
 
 LONG = {
     "rayfed/data/named/texts.py",
+    "rayfed/data/user_data.py",
     "rayfed/doctor.py",
     "rayfed/engine/measure_client.py",
     "rayfed/engine/setup.py",

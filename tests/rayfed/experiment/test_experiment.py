@@ -333,7 +333,7 @@ class Seen(nn.Module):
 
 
 def test_values_of_a_users_images_above_1_reach_the_network_under_random_changes():
-    images = {"a": (np.full((8, 8, 8, 1), 5.0, np.float32), np.arange(8) % 2)}
+    images = {"a": (np.full((8, 1, 8, 8), 5.0, np.float32), np.arange(8) % 2)}
     experiment = own(model=Seen, data=images, rounds=1, **{"data.augment": ["flip"]})
     Seen.largest.clear()
     experiment.run(quiet=True)

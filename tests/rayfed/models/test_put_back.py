@@ -19,6 +19,7 @@ from rayfed.errors import ClientError, ConfigError
 from rayfed.executors import inline
 from rayfed.executors.worker import Worker
 from rayfed.models.put_back import remember
+from tests.rounding import near
 
 SHARED = {"calls": 0}
 
@@ -411,4 +412,4 @@ def test_small_clients_are_scored_as_if_alone_where_rows_change_each_other(net):
         x, y = (torch.tensor(each) for each in splits["test"])
         with torch.no_grad():
             loss = float(nn.functional.cross_entropy(model(x), y))
-        assert done.clients.loss.iloc[place] == pytest.approx(loss, rel=1e-4)
+        near(done.clients.loss.iloc[place], loss, 1000)  # sums of 6 and 8 products, over 5 rows, and softmax
