@@ -18,6 +18,7 @@ from rayfed.models.examine import examine, give
 from rayfed.models.user_model import fit, network_of, register
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
+from tests.conftest import quickly
 from tests.rounding import near
 
 RATE = {"lr": 0.1, "momentum": 0.0, "epochs": 2, "batch_size": 99}
@@ -328,7 +329,7 @@ def test_one_client_and_one_round_are_plain_training(net):
             near(ours[name], value, 200, max(1.0, float(value.abs().max())))  # sums over 40 examples, twice
 
 
-@pytest.mark.parametrize("net", STATEFUL)
+@pytest.mark.parametrize("net", quickly(STATEFUL, (Average, Counts)))
 @pytest.mark.parametrize("batch_norm", ["average", "local"])
 def test_nothing_of_one_client_reaches_another(net, batch_norm):
     """With a rate of nearly nothing each client answers as if it were alone, whoever was called before it."""
