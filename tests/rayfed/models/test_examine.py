@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import rayfed
 from rayfed.errors import ConfigError
+from rayfed.experiment.kept_session import end_session
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.examine import examine, give
 from rayfed.models.user_model import fit, network_of, register
@@ -351,10 +352,13 @@ def test_nothing_of_one_client_reaches_another(net, batch_norm):
 @pytest.mark.parametrize("net", STATEFUL)
 def test_placement_changes_nothing_where_passes_move_something(net, ray_cluster):
     here = run(net, rounds=3)
-    for actors in (1, 3):
-        there = run(net, rounds=3, cluster={"actors": actors, "num_gpus": 0})
-        assert there.sha256 == here.sha256
-        assert there.clients.loss.tolist() == here.clients.loss.tolist()
+    try:
+        for actors in (1, 3):
+            there = run(net, rounds=3, cluster={"actors": actors, "num_gpus": 0})
+            assert there.sha256 == here.sha256
+            assert there.clients.loss.tolist() == here.clients.loss.tolist()
+    finally:
+        end_session()  # otherwise its actors stay, and tests after this one have no CPUs
 
 
 @pytest.mark.parametrize("net", STATEFUL)
