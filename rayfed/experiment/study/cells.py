@@ -273,6 +273,8 @@ class Study:
             entry, digest = manifest.entries[key], digest_of(config)
             if entry.description != digest:  # not begun, or with more rounds than before
                 entry = replace(entry, description=digest, rounds=config.rounds, sha256="", stopped=0)
+            # A call that was killed may have left a finished cell that it had no time to note.
+            entry = replace(entry, sha256=is_finished(entry, config.rounds, manifest.place(key)))
             manifest.entries[key] = entry
         manifest.write()
         return placed
