@@ -39,7 +39,7 @@ MANY = 100
 """Passes of a small network that counts something, because what it does may begin after some of them."""
 
 RATE = 0.01
-"""Rate of these steps."""
+"""Learning rate of the steps of gradient descent that show what training moves."""
 
 AGAIN = 4
 """Passes of a small network in training, and in evaluation, that repeat after everything was put back."""
@@ -83,8 +83,8 @@ def examine(
     """
     with torch.enable_grad(), use_seed(derive(seed, "examine")):
         trained = fresh()
-        is_small = sum(parameter.numel() for parameter in trained.parameters()) <= SMALL
-        more = [] if whole is None or not is_small else [whole]
+        small = is_small(trained, batches[0][0])
+        more = [] if whole is None or not small else [whole]
         counted: list[str] = []
 
         def train() -> None:
@@ -92,11 +92,11 @@ def examine(
             _train(trained, loss, batches)
             _pass_more(trained, loss, more)
             counted.extend(before.counters())
-            if is_small and counted:
+            if small and counted:
                 _pass_more(trained, loss, [batches[n % len(batches)] for n in range(MANY)])
 
         def evaluate() -> None:
-            many = MANY if is_small and counted else 0
+            many = MANY if small and counted else 0
             for x in (batches[0][0], *(x for x, _ in more), *[batches[0][0]] * many):
                 _no_grad(trained, x)
 
@@ -112,9 +112,8 @@ def examine(
             travels.add(path)
     attributes = tuple(dict.fromkeys((*in_training.attributes, *in_evaluation.attributes)))
     still = give(fresh(), Behaviour(moves=frozenset(travels), put_back=tuple(back)))
-    _check_repeats(
-        still, [batches[0][0], *(x for x, _ in more)], AGAIN if is_small else 1, derive(seed, "again")
-    )
+    again = AGAIN if small else 1
+    _check_repeats(still, [batches[0][0], *(x for x, _ in more)], again, derive(seed, "again"))
     rows = _rows(batches)
     mixes = dict.fromkeys((True, False), False)
     varies = False
@@ -196,16 +195,12 @@ def _check_repeats(model: Backbone, inputs: list[Tensor], times: int, seed: int)
     Raises:
         ConfigError: It does not repeat them.
     """
-    put_back = PutBack(model)
-    noted: dict[str, bytes] = {}
-    start = [(e, e.tensor.detach().clone()) for e in model.tensors().values() if e.is_trained]
+    begin = _Start(model)
+    begin()
+    noted = dict(_attributes(model))
     runs: list[list[Tensor]] = []
     for _ in range(2):
-        put_back()
-        with torch.no_grad():
-            for entry, value in start:
-                entry.tensor.copy_(value)
-        noted = noted or dict(_attributes(model))
+        begin()
         outputs = []
         for training in (True, False):
             model.train(training)
@@ -215,7 +210,7 @@ def _check_repeats(model: Backbone, inputs: list[Tensor], times: int, seed: int)
                     output = model(x.clone())
                 outputs += output if isinstance(output, list) else [output]
         runs.append([output.clone() for output in outputs])
-    put_back()
+    begin()
     changed = [name for name, printed in _attributes(model) if noted.get(name) != printed]
     if changed or any(not is_close(one, other) for one, other in zip(*runs, strict=True)):
         what = f"its attribute {changed[0]!r}" if changed else "something outside its buffers and attributes"
@@ -336,13 +331,26 @@ def _rows(batches: Sequence[Batch]) -> Tensor:
     return rows[[0, 1, -1]] if len(rows) > 1 else torch.cat([rows, rows])
 
 
+class _Start:
+    """The present values of everything in a model; a call gives them back to it."""
+
+    def __init__(self, model: Backbone) -> None:
+        self._put_back = PutBack(model)
+        self._trained = [(e, e.tensor.detach().clone()) for e in model.tensors().values() if e.is_trained]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        self._put_back()
+        for entry, value in self._trained:
+            entry.tensor.copy_(value)
+
+
 class _Passes:
     """Passes of a model that all begin with the same values of everything."""
 
     def __init__(self, model: Backbone) -> None:
         self._model = model
-        self._put_back = PutBack(model)
-        self._start = [(e, e.tensor.detach().clone()) for e in model.tensors().values() if e.is_trained]
+        self._begin = _Start(model)
         self._known: dict[tuple[bytes, bool, int], Tensor] = {}
 
     @torch.no_grad()
@@ -354,9 +362,7 @@ class _Passes:
         return self._known[key]
 
     def _pass(self, x: Tensor, training: bool, seed: int) -> Tensor:
-        self._put_back()
-        for entry, value in self._start:
-            entry.tensor.copy_(value)
+        self._begin()
         self._model.train(training)
         self._model.forget()
         with use_seed(seed):
@@ -412,10 +418,14 @@ def _varies(passes: _Passes, rows: Tensor) -> bool:
     return not (torch.equal(one, other) and torch.equal(one, passes.output(rows[:2], False)))
 
 
+def is_small(net: nn.Module, x: Tensor) -> bool:
+    """Whether a network is examined in all ways. Args: x: inputs, shape (B, ...)."""
+    return max(sum(p.numel() for p in net.parameters()), x[:1].numel()) <= SMALL
+
+
 def draws_of(net: nn.Module, x: Tensor) -> Sequence[int]:
     """Numbers of the random changes under which a network is looked at; 0: its start values."""
-    numbers = max(sum(p.numel() for p in net.parameters()), x[:1].numel())
-    return range(DRAWS + 1) if numbers <= SMALL else (1,)
+    return range(DRAWS + 1) if is_small(net, x) else (1,)
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:

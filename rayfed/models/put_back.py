@@ -31,7 +31,7 @@ NO_STATE = (type, FunctionType, BuiltinFunctionType, ModuleType, str, bytes, int
 """Types of attributes that are left as they are: what a network keeps there is refused before the run."""
 
 MOST_COMPARED = 10**6
-"""Most numbers in frozen parameters that are compared after each call."""
+"""Most numbers in frozen parameters on the CPU that are compared after each call."""
 
 
 @dataclass
@@ -113,7 +113,9 @@ class PutBack:
                         continue  # it is tied to a tensor that travels under another name
                     name = f"{prefix}.{leaf}" if prefix else leaf
                     start = tensor.clone() if held is module._buffers else None
-                    compares = self._watched and (start is not None or frozen <= MOST_COMPARED)
+                    # On a device each comparison would wait for it; there torch's count of writes must do.
+                    here = self._watched and tensor.device.type == "cpu"
+                    compares = here and (start is not None or frozen <= MOST_COMPARED)
                     printed = print_of(tensor) if compares else None
                     self._travel |= {name} if id(tensor) in known else set()
                     own = (tensor, start, tensor._version, name in moves, printed)

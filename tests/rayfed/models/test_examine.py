@@ -20,6 +20,7 @@ from rayfed.models.user_model import fit, network_of, register
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
 from tests.conftest import quickly
+from tests.rayfed.models.own import Own
 from tests.rounding import near
 
 RATE = {"lr": 0.1, "momentum": 0.0, "epochs": 2, "batch_size": 99}
@@ -46,25 +47,6 @@ def found(net, tuning=None, x=None):
     model = apply_tuning(fit(network_of(register(net)), x, 0).build(3, 0), tuning or Full(), 0)
     batches = [(x, torch.tensor([0, 1])), (torch.randn(4, *x.shape[1:]) + 1, torch.tensor([0, 1, 2, 0]))]
     return examine(lambda: copy.deepcopy(model), nn.functional.cross_entropy, batches, 0)
-
-
-class Own(nn.Module):
-    """Two linear layers, between which subclasses do something."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.a, self.o = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.add()
-
-    def add(self):
-        """Add what else the network has."""
-
-    def middle(self, h):
-        return h
-
-    def forward(self, x):
-        return self.o(self.middle(torch.relu(self.a(x))))
 
 
 class Plain(Own):
