@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +85,7 @@ from rayfed.models.model_config import ModelConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array, skeleton
 from rayfed.models.trunk import check_compiler, has_trained_norms
-from rayfed.models.user_model import first_pass, fit, network_of
+from rayfed.models.user_model import first_pass, fit, loss_of, network_of
 from rayfed.objective import (
     CLASSES,
     CLASSIFICATION,
@@ -473,7 +472,7 @@ def _model_key(world: World) -> tuple[object, ...]:
     own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
     tried = world.shard if isinstance(world.objective, OwnObjective) else None
-    rows = None if world.network is None else min(train.batch_size, MOST_ROWS)
+    rows = None if world.network is None else min(train.batch_size, LARGEST_BATCH)
     return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows
 
 
@@ -503,7 +502,7 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
         _check_pass(config, world, fresh(), batches)
         if model.is_own:
             whole = whole_batch(world, partition, model)
-            give(model, examine(fresh, partial(_loss_of, world.objective), batches, world.seed, whole))
+            give(model, examine(fresh, partial(loss_of, world.objective), batches, world.seed, whole))
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
@@ -559,19 +558,19 @@ def _check_single_rows(config: Config, train: TrainConfig, partition: Partition,
 
 
 def first_rows(partition: Partition) -> NDArray[np.int64]:
-    """Numbers of the first two examples of a client, fewer where it has one."""
+    """Numbers of the first examples of a client, shape (2,), or (1,) where it has one."""
     listed = next(iter(partition.listed), None)
-    return np.sort(listed.train)[:2] if listed is not None else np.arange(2)
+    return np.sort(listed.train)[:FIRST_ROWS] if listed is not None else np.arange(FIRST_ROWS)
 
 
-FIRST_ROWS = (2, 2)
-"""Examples of the first client, and of another one, with which a network is tried before the run."""
+FIRST_ROWS = 2
+"""Examples of a client with which a network is tried before the run."""
 
 FEW = 8
 """The other client is one of so many."""
 
-MOST_ROWS = 64
-"""Largest batch with which a network is tried."""
+LARGEST_BATCH = 64
+"""Examples of the largest batch with which a small network is tried."""
 
 
 def first_batches(
@@ -585,13 +584,11 @@ def first_batches(
         model: The model, if it was built already; None: the network is not fitted to the inputs yet.
     """
     dataset = open_dataset(world.shard)
-    listed = list(islice(partition.listed, FEW))
-    others = [part for part in listed[1:] if len(part.train) > 1]
-    chosen = [np.sort(part.train) for part in (*listed[:1], *others[-1:])] or [np.arange(2)]
+    others = [part.train for part in islice(partition.listed, 1, FEW) if len(part.train) > 1]
+    chosen = [first_rows(partition), *(np.sort(rows)[:FIRST_ROWS] for rows in others[-1:])]
     model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
     convert = converter(dataset, world.objective.pixels, model, HOST)
-    pairs = zip(chosen, FIRST_ROWS, strict=False)
-    return [_batch_of(dataset, places[:most], convert) for places, most in pairs]
+    return [_batch_of(dataset, rows, convert) for rows in chosen]
 
 
 def whole_batch(world: World, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
@@ -604,7 +601,7 @@ def whole_batch(world: World, partition: Partition, model: Backbone) -> tuple[Te
     """
     dataset = open_dataset(world.shard)
     parts = [part.train for part in islice(partition.listed, FEW)] or [np.arange(2)]
-    rows = np.sort(max(parts, key=len))[: min(world.train.batch_size, MOST_ROWS)]
+    rows = np.sort(max(parts, key=len))[: min(world.train.batch_size, LARGEST_BATCH)]
     return _batch_of(dataset, rows, converter(dataset, world.objective.pixels, model, HOST))
 
 
@@ -623,12 +620,6 @@ def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
         return copy.deepcopy(model)
     except Exception:
         return build()
-
-
-def _loss_of(objective: Objective, output: Any, y: Tensor) -> Tensor:
-    """Loss of a batch, a scalar: the sum over the exits of a model that has several."""
-    several = output if isinstance(output, list) else [output]
-    return torch.stack([objective.loss(each, y) for each in several]).sum()
 
 
 def _check_pass(

@@ -26,7 +26,6 @@ from rayfed.executors.worker import World, converter
 from rayfed.models.backbone import Backbone
 from rayfed.objective import Objective, OwnObjective
 from rayfed.seeds import derive, use_seed
-from rayfed.tuning.base import train_mode
 
 TRIED = 16
 """Examples whose outputs show what a loss computes."""
@@ -36,23 +35,24 @@ MOST_NUMBERS = 20_000_000
 
 
 def tried_outputs(world: World, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
-    """Outputs of the network for some training examples of all clients, and their targets."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Outputs of the network for some training examples of all clients, and their targets.
+
+    Args:
+        world: Has the examples.
+        partition: The clients.
+        model: A copy of the network, which its passes may change.
+
+    Returns:
+        Outputs, shape (B, ...), and targets, shape (B, ...), of at most `TRIED` examples.
+    """
     model.eval()
-    try:
-        with torch.no_grad(), use_seed(derive(world.seed, "tried")):
-            x, y = some_batch(world, partition, model, 2)
+    with torch.no_grad(), use_seed(derive(world.seed, "tried")):
+        x, y = some_batch(world, partition, model, 2)
+        output = model.predict(model(x))
+        more = min(TRIED, MOST_NUMBERS * len(output) // max(output.numel(), 1))
+        if more > len(y):
+            x, y = some_batch(world, partition, model, more)
             output = model.predict(model(x))
-            more = min(TRIED, MOST_NUMBERS * len(output) // max(output.numel(), 1))
-            if more > len(y):
-                x, y = some_batch(world, partition, model, more)
-                output = model.predict(model(x))
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(kept[name])
-        model.forget()
-        train_mode(model)
     return output.clone(), y
 
 

@@ -259,8 +259,8 @@ def _check_answers(server: Server) -> None:
     """Refuse server halves that use what clients send without noise: losses, numbers of examples, extras."""
     if server.weighting != "uniform":
         raise ConfigError(
-            f"server.weighting: {server.weighting} uses a number of each client to which channel adds no "
-            f"set server.weighting=uniform"
+            f"server.weighting: {server.weighting} uses a number of each client, to which channel adds no "
+            f"noise; set server.weighting=uniform"
         )
     if not server.uses_sent_tensors_only():
         raise ConfigError(

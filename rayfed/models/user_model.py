@@ -882,6 +882,18 @@ def _can_be_head(module: nn.Module) -> bool:
     return type(module) is nn.Linear or pointwise
 
 
+def loss_of(objective: Objective, output: Any, y: Tensor) -> Tensor:
+    """Loss of a batch, a scalar: the sum over the exits of a model that has several.
+
+    Args:
+        objective: The task.
+        output: What the model returned: outputs, shape (B, ...), or a list of these.
+        y: Targets, shape (B, ...).
+    """
+    several = output if isinstance(output, list) else [output]
+    return torch.stack([objective.loss(each, y) for each in several]).sum()
+
+
 def _first_loss(
     model: Backbone, objective: Objective, output: Any, y: Tensor, hint: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -890,8 +902,7 @@ def _first_loss(
     try:
         with warnings.catch_warnings():  # torch only warns where it compares every output with every target
             warnings.filterwarnings("error", message="Using a target size")
-            loss = torch.stack([objective.loss(each, y) for each in several]).sum()
-            return loss, objective.check(model.predict(output), y)
+            return loss_of(objective, output, y), objective.check(model.predict(output), y)
     except ConfigError:
         raise
     except Exception as err:

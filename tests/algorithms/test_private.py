@@ -19,8 +19,9 @@ from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.noise_and_compression import Channel, leave
-from rayfed.federation.privacy_accountant import Privacy
+from rayfed.federation.privacy_accountant import Privacy, check_private
 from rayfed.federation.server import Server
+from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import DOMAINS, small_setup
 from rayfed.types import RESIDUAL, Update
 from tests.conftest import STEADY, quickly
@@ -346,10 +347,12 @@ REFUSED_AT_CLIENT = frozenset(
 
 
 @pytest.mark.parametrize("weighting", ["data_size", "tokens"])
-def test_weights_by_numbers_of_the_clients_are_refused_with_noise_at_the_client(weighting, cache):
-    settings = [s for s in AT_CLIENT if "weighting" not in s]
-    with pytest.raises(ConfigError, match=r"server\.weighting"):
-        small_setup("algorithm=fedavg", *settings, f"server.weighting={weighting}", f"data.cache={cache}")
+def test_weights_by_numbers_of_the_clients_are_refused_with_noise_at_the_client(weighting):
+    channel = Channel(clip=0.5, noise=1.0, at_client=True)
+    given = (Local(), channel, "uniform", True, TrainConfig())
+    check_private(Server(weighting="uniform"), *given)
+    with pytest.raises(ConfigError, match=r"^server\.weighting: .* adds no noise; set .*=uniform$"):
+        check_private(Server(weighting=weighting), *given)
 
 
 def test_a_subclass_of_a_private_rule_has_to_say_itself_that_it_is_private():
