@@ -201,11 +201,9 @@ LONG = {
     "rayfed/data/user_data.py",
     "rayfed/doctor.py",
     "rayfed/engine/measure_client.py",
-    "rayfed/engine/setup.py",
     "rayfed/executors/actor_pool.py",
     "rayfed/executors/grouped/passes.py",
     "rayfed/executors/worker.py",
-    "rayfed/models/user_model.py",
     "rayfed/report/page/several.py",
     "rayfed/report/page/single.py",
 }

@@ -212,7 +212,7 @@ class Experiment:
         Args:
             others: Experiments of one method; this one may be among them.
         """
-        every = [{**_flat(each._given), "seed": None} for each in others]
+        every = [_flat(each._given) for each in others]
         own = _flat(self._given)
         keys = {key for each in every for key in each if any(each.get(key) != o.get(key) for o in every)}
         return ",".join(f"{key}={own[key]}" for key in sorted(keys & own.keys() - {"seed", "algorithm"}))

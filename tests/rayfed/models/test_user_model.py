@@ -8,8 +8,9 @@ from torch import nn
 
 from rayfed import LoRA, Model
 from rayfed.errors import ConfigError
+from rayfed.models.fit_network import fit
 from rayfed.models.shared_weights import attach, dump, skeleton
-from rayfed.models.user_model import fit, network_of, output_of, register
+from rayfed.models.user_model import network_of, output_of, register
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.ia3 import IA3
