@@ -67,7 +67,7 @@ from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
-from rayfed.models.examine import examine, give
+from rayfed.models.examine import examine
 from rayfed.models.fit_network import first_pass, fit, loss_of
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
@@ -248,7 +248,7 @@ def prepare(
         parts.local.check(bare)
     model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build))
     world = replace(world, behaviour=model.behaviour)
-    give(bare, model.behaviour)
+    bare.note(model.behaviour)
     goal = known_goal(world, model, dataset, partition)
     _check_single_rows(config, world.train, partition, model.why_not_single)
     _check_train(config, parts, model, goal)
@@ -382,7 +382,7 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
         _check_pass(config, world, fresh(), batches)
         if model.is_own:
             whole = whole_batch(world, partition, model)
-            give(model, examine(fresh, partial(loss_of, world.objective), batches, world.seed, whole))
+            model.note(examine(fresh, partial(loss_of, world.objective), batches, world.seed, whole))
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))

@@ -62,7 +62,6 @@ from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.build import build_backbone
-from rayfed.models.examine import give
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.put_back import PutBack
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
@@ -447,7 +446,7 @@ class World:
         """The tuned model with its initial values."""
         own = (self.seed, self.objective.reads, self.network)
         model = build_backbone(self.model, self.classes or self.num_classes, *own)
-        return give(apply_tuning(model, self.tuning, self.seed), self.behaviour)
+        return apply_tuning(model, self.tuning, self.seed).note(self.behaviour)
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
@@ -458,7 +457,7 @@ class World:
                 self.seed,
             )
         )
-        return give(bare, self.behaviour)
+        return bare.note(self.behaviour)
 
     def weights(self) -> Weights:
         """All tensors of the initial model, to be shared between processes."""

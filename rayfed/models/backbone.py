@@ -351,6 +351,17 @@ class Backbone(nn.Module):
         self._mode_plan = None
         self._answers = {}
 
+    def note(self, behaviour: Behaviour | None) -> Backbone:
+        """Let this model know how its network behaves, so that what moves is among its tensors; returns it.
+
+        Args:
+            behaviour: What `rayfed.models.examine` found; None: the network was not examined.
+        """
+        if behaviour is not None:
+            self.behaviour = behaviour
+            self.refresh()
+        return self
+
     def module_name(self, name: str) -> str:
         """Translate a global name into the name in this model's state dict, for torch.func.functional_call.
 

@@ -54,14 +54,6 @@ CLOSE = 1e-4
 """Largest difference of outputs, as a share of the largest one, that rounding explains."""
 
 
-def give(model: Backbone, behaviour: Behaviour | None) -> Backbone:
-    """Let a model know how its network behaves, so that what moves is among its tensors; returns it."""
-    if behaviour is not None:
-        model.behaviour = behaviour
-        model.refresh()
-    return model
-
-
 def examine(
     fresh: Callable[[], Backbone],
     loss: Callable[[Any, Tensor], Tensor],
@@ -111,7 +103,7 @@ def examine(
         else:
             travels.add(path)
     attributes = tuple(dict.fromkeys((*in_training.attributes, *in_evaluation.attributes)))
-    still = give(fresh(), Behaviour(moves=frozenset(travels), put_back=tuple(back)))
+    still = fresh().note(Behaviour(moves=frozenset(travels), put_back=tuple(back)))
     again = AGAIN if small else 1
     _check_repeats(still, [batches[0][0], *(x for x, _ in more)], again, derive(seed, "again"))
     rows = _rows(batches)

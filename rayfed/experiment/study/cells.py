@@ -115,6 +115,7 @@ class Study:
         self._after = waits_of(after or {}, self.names, self.cells)
         self._score = score
         self._reported: str | None = reported
+        self._by_protocol: str | None = None
         self.finished: dict[Key, Run] = {}
         self.path: Path | None = None
         self._folder: Path | None = None
@@ -255,8 +256,6 @@ class Study:
             self._reported = VALIDATION
         self._by_protocol = BY_PROTOCOL.get(name)
         return parts
-
-    _by_protocol: str | None = None
 
     def _enter(self, manifest: Manifest, configs: Mapping[Key, Config]) -> dict[Key, Config]:
         """Write the cells into the manifest, and give each config its folder.

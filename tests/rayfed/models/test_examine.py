@@ -15,7 +15,7 @@ import rayfed
 from rayfed.errors import ConfigError
 from rayfed.experiment.kept_session import end_session
 from rayfed.models.behaviour import Behaviour
-from rayfed.models.examine import examine, give
+from rayfed.models.examine import examine
 from rayfed.models.fit_network import fit
 from rayfed.models.user_model import network_of, register
 from rayfed.tuning.base import apply_tuning
@@ -493,4 +493,4 @@ def test_a_network_of_which_nothing_is_known_keeps_the_rules_of_libraries():
     model = apply_tuning(fit(network_of(register(Norm())), torch.randn(2, 6), 0).build(3, 0), Full(), 0)
     assert model.behaviour is None
     assert model.tensors()["n.running_mean"].is_trained
-    assert not give(model, Behaviour()).tensors()["n.running_mean"].is_trained
+    assert not model.note(Behaviour()).tensors()["n.running_mean"].is_trained
