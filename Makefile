@@ -35,11 +35,12 @@ mutants: $(VENV)/.tested  ## changes of single lines of the methods, each of whi
 test-slow: $(VENV)/.tested  ## all slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
-lint: $(VENV)/.tested  ## style, types and import directions
+lint: $(VENV)/.tested  ## style, types, import directions, and how much must be read to understand one thing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.rings
 
 fmt: $(VENV)/.tested  ## formats the code
 	$(BIN)/ruff check --fix .

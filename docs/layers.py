@@ -1,6 +1,6 @@
-"""Writes the module table and the picture of docs/architecture.md from the import contract in pyproject.toml.
+"""Writes the tables and the picture of docs/architecture.md from the import contracts in pyproject.toml.
 
-python docs/layers.py
+python -m docs.layers
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 import tomllib
 from html import escape
 from pathlib import Path
+
+from tests.rings import table as rings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -73,9 +75,11 @@ def label(left: float, top: float, text: str, style: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its table written anew."""
-    block = f"<!-- modules -->\n{table()}\n<!-- /modules -->"
-    return re.sub(r"<!-- modules -->.*<!-- /modules -->", lambda _: block, text, flags=re.DOTALL)
+    """The page with its tables written anew."""
+    for name, rows in (("rings", rings()), ("modules", table())):
+        block = f"<!-- {name} -->\n{rows}\n<!-- /{name} -->"
+        text = re.sub(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _, new=block: new, text, flags=re.DOTALL)
+    return text
 
 
 if __name__ == "__main__":

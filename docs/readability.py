@@ -33,8 +33,9 @@ DIALECT = re.compile(
 """Words that pages and docstrings avoid, because readers stumble over them, and other spellings."""
 WRITTEN_BY_PROGRAMS = ("figures.md", "results/")
 """Pages of docs/ that no person writes, by the beginning of their path."""
-MADE = re.compile(r"(<!-- (?:results [^>]+|operations )-->).*?<!-- /(?:results|operations) -->", re.DOTALL)
-"""Tables that `docs.generate.results` and `benchmarks.step_operations` write into a page."""
+TABLES = "operations|modules|rings"
+MADE = re.compile(rf"(<!-- (?:results [^>]+|(?:{TABLES}) )-->).*?<!-- /(?:results|{TABLES}) -->", re.DOTALL)
+"""Tables that `docs.generate.results`, `benchmarks.step_operations` and `docs.layers` write into a page."""
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INDENTED_BLOCK = re.compile(r"(?<=\n\n)(?:(?: {4,}|\t)\S.*\n)+")

@@ -16,6 +16,7 @@ from rayfed.engine.loop import Training
 from rayfed.federation.cohort import Cohort, Federation
 from rayfed.run import main
 from tests.conftest import ROOT, SMALL
+from tests.rings import RingsContract, Tree, allowed
 
 spec = importlib.util.spec_from_file_location("layers", ROOT / "docs" / "layers.py")
 layers = importlib.util.module_from_spec(spec)
@@ -23,7 +24,7 @@ spec.loader.exec_module(layers)
 
 
 def test_the_table_and_the_picture_are_those_of_the_tree():
-    """Run `python docs/layers.py` where this fails."""
+    """Run `python -m docs.layers` where this fails."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert text == layers.page(text)
     assert layers.PICTURE.read_text() == layers.picture()
@@ -42,6 +43,49 @@ def test_the_steps_of_a_run_are_functions_of_the_files_named():
     steps = re.findall(r"^(\w+) +(rayfed/[\w/]+\.py) ", text, flags=re.MULTILINE)
     assert "run_rounds" in dict(steps)
     assert [step for step in steps if f"def {step[0]}(" not in (ROOT / step[1]).read_text()] == []
+
+
+MOST_CROSSINGS = 92
+"""Imports that cross a ring; write the number down when some went, never up."""
+
+
+def test_the_imports_that_cross_a_ring_become_fewer():
+    assert len(allowed()) == MOST_CROSSINGS
+    assert Tree().crossings() == allowed()
+
+
+def write_tree(root, **files):
+    for name, text in files.items():
+        path = root / "rayfed" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Tree(root)
+
+
+def test_an_import_that_crosses_a_ring_is_found_wherever_it_stands(tmp_path):
+    files = {
+        "engine.loop": "def late():\n    import rayfed.report.page.render",
+        "engine.setup": "if TYPE_CHECKING:\n    from rayfed.run import main",
+        "report.page.render": "from rayfed.engine import loop",
+        "report.__init__": '"""Only a docstring."""',
+        "run": "import rayfed.report\nimport rayfed.engine.loop",
+    }
+    tree = write_tree(tmp_path, **files)
+    assert tree.crossings() == ["rayfed.engine.loop -> rayfed.report.page.render"]
+    assert tree.reached(["rayfed.run"]) == set(tree.files) - {"rayfed.engine.setup"}
+
+
+def test_a_new_crossing_and_one_that_is_gone_break_the_contract(monkeypatch, capsys):
+    listed = allowed()
+    monkeypatch.setattr("tests.rings.allowed", lambda: [*listed[1:], "rayfed.gone -> rayfed.run"])
+    contract = RingsContract("rings", {}, {})
+    check = contract.check(None, False)
+    assert not check.kept
+    contract.render_broken_contract(check)
+    assert [line.split(": ")[0] for line in capsys.readouterr().out.splitlines() if line] == [
+        listed[0],
+        "rayfed.gone -> rayfed.run",
+    ]
 
 
 def calls():

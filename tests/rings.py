@@ -1,0 +1,229 @@
+"""The rings of the code, the imports that cross a ring, and how much must be read to understand one thing.
+
+    python -m tests.rings             the counts, as `make lint` prints them
+    python -m tests.rings --write     writes tests/crossings.txt anew, after an import went
+
+The core holds what an experiment is; every other ring stands around it and can be left out of a reading.
+`RINGS` says what each is for and which files belong to it, `BELOW` what it may import. Imports in blocks for
+type checkers do not count, those inside functions do. `make lint` checks the rings as a contract of
+import-linter (`RingsContract`).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from importlinter import Contract, ContractCheck, output
+
+ROOT = Path(__file__).parents[1]
+CROSSINGS = ROOT / "tests" / "crossings.txt"
+"""Imports that cross a ring and are still allowed, one in each line: `importer -> imported`."""
+
+PACKAGES = ("rayfed", "algorithms", "tune")
+
+CORE = "core"
+RINGS: Mapping[str, tuple[str, str]] = {
+    "door": (
+        "turns names, YAML and command lines into objects",
+        """
+        rayfed/__main__.py rayfed/*/__main__.py rayfed/run.py rayfed/resume.py rayfed/study.py rayfed/view.py
+        rayfed/doctor.py rayfed/testing.py rayfed/config/schema.py rayfed/config/compose.py
+        rayfed/config/check_keys.py rayfed/config/catalog.py rayfed/experiment/from_objects.py
+        rayfed/experiment/sections.py
+        """,
+    ),
+    "study": (
+        "runs many experiments as one table: grids, protocols, tables of papers, searches",
+        """
+        rayfed/experiment/study/* rayfed/experiment/plan.py rayfed/experiment/runner.py
+        rayfed/experiment/load.py rayfed/experiment/compare_and_sweep.py rayfed/experiment/equal_steps.py
+        rayfed/experiment/kept_session.py rayfed/config/variants.py rayfed/config/papers.py rayfed/reproduce/*
+        tune/*
+        """,
+    ),
+    "views": ("draws tables, figures and pages of a run or a study", "rayfed/report/*"),
+    "forecast": (
+        "estimates time and memory before a run",
+        "rayfed/engine/measure_client.py rayfed/engine/memory.py",
+    ),
+    "datasets": (
+        "reads data sets and file formats by name",
+        """
+        rayfed/data/readers/* rayfed/data/named/* rayfed/data/formats/* rayfed/data/published.py
+        rayfed/data/glyphs.py rayfed/prepare/*
+        """,
+    ),
+    "fast": (
+        "does the same in fewer operations: groups, graphs, kernels",
+        """
+        rayfed/executors/grouped/* rayfed/models/graphs.py rayfed/models/triton_kernels.py
+        rayfed/models/kernels.py rayfed/models/attention.py rayfed/models/stacked.py rayfed/models/dropout.py
+        rayfed/models/lora_layer.py
+        """,
+    ),
+    "methods": ("are the methods, one in each file", "algorithms/*"),
+    CORE: ("is an experiment: clients, rounds, models, executors, records", ""),
+}
+"""What each ring does, and the files in it, from the outermost ring to the core, which has all others."""
+
+BELOW: Mapping[str, tuple[str, ...]] = {
+    "door": ("study", "views", "forecast", "datasets", "fast", "methods", CORE),
+    "study": ("forecast", CORE),
+    "views": ("study", CORE),
+    "forecast": ("fast", CORE),
+    "datasets": (CORE,),
+    "fast": (CORE,),
+    "methods": (CORE,),
+    CORE: (),
+}
+"""The rings that each ring may import."""
+
+STARTS = {
+    "one round in this process": ("rayfed.engine.loop", "rayfed.executors.inline"),
+    "Experiment(...).run()": ("rayfed.experiment.experiment",),
+    "a study": ("rayfed.experiment.study.cells",),
+    "the half of a client": ("rayfed.federation.local",),
+    "FedProx": ("algorithms.fedprox",),
+    "the page of a run": ("rayfed.report.page.render",),
+    "a table of a paper": ("rayfed.reproduce.run_job",),
+}
+"""Modules with which a reading of one thing begins."""
+
+
+class Tree:
+    """The imports of a checkout.
+
+    Args:
+        root: Its folder.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self.files = {
+            ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+            for package in PACKAGES
+            for path in sorted((root / package).rglob("*.py"))
+        }
+        """The file of each module."""
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """The modules of the checkout that each module imports."""
+        return {
+            name: {each for each in imported_by(ast.parse(path.read_text())) if each in self.files}
+            for name, path in self.files.items()
+        }
+
+    def lines(self, names: Iterable[str]) -> int:
+        """Number of lines of modules."""
+        return sum(len(self.files[name].read_text().splitlines()) for name in names)
+
+    def reached(self, starts: Iterable[str]) -> set[str]:
+        """The modules that are imported, directly or not, by some, and these themselves."""
+        seen: set[str] = set()
+        waiting = [name for name in starts if name in self.files]
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += self.imports[name]
+        return seen
+
+    def ring(self, name: str) -> str:
+        """The ring of a module."""
+        file = self.files[name].relative_to(self._root).as_posix()
+        matches = (
+            ring
+            for ring, (_, patterns) in RINGS.items()
+            if any(fnmatch(file, each) for each in patterns.split())
+        )
+        return next(matches, CORE)
+
+    def crossings(self) -> list[str]:
+        """The imports of a ring that the importer's ring may not import, as `importer -> imported`.
+
+        A package whose `__init__.py` has no more than a docstring is no import.
+        """
+        full = {name for name, file in self.files.items() if file.stem != "__init__" or self.imports[name]}
+        return [
+            f"{name} -> {other}"
+            for name in sorted(self.files)
+            for other in sorted(self.imports[name] & full)
+            if self.ring(other) not in (self.ring(name), *BELOW[self.ring(name)])
+        ]
+
+
+def imported_by(tree: ast.AST, typing: bool = False) -> set[str]:
+    """Names that a syntax tree imports, but for type checkers; of `from a import b` both a and a.b."""
+    found: set[str] = set()
+    for child in ast.iter_child_nodes(tree):
+        own = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+        if isinstance(child, ast.Import) and not own:
+            found.update(alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module and not own:
+            found.add(child.module)
+            found.update(f"{child.module}.{alias.name}" for alias in child.names)
+        found |= imported_by(child, own)
+    return found
+
+
+def allowed() -> list[str]:
+    """The crossings of `tests/crossings.txt`."""
+    return CROSSINGS.read_text().split("\n")[:-1]
+
+
+class RingsContract(Contract):
+    """No module imports a ring that its own ring may not import, but for the crossings that are listed.
+
+    A listed crossing that is gone breaks the contract, too, so that the list shrinks with the crossings.
+    """
+
+    type_name = "rings"
+
+    def check(self, graph: Any, verbose: bool) -> ContractCheck:
+        now, before = set(Tree().crossings()), set(allowed())
+        found = {"new": sorted(now - before), "gone": sorted(before - now)}
+        return ContractCheck(kept=now == before, metadata=found)
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        for crossing in check.metadata["new"]:
+            output.print_error(f"{crossing}: crosses a ring (tests/rings.py)")
+        for crossing in check.metadata["gone"]:
+            output.print_error(f"{crossing}: is gone; run python -m tests.rings --write")
+
+
+def counts(tree: Tree) -> str:
+    """How much each thing reaches, the size of each ring, and the number of crossings."""
+    rows = []
+    for what, starts in STARTS.items():
+        reached = tree.reached(starts)
+        rows.append(f"{what:28}{len(reached):5} files {tree.lines(reached):7,} lines")
+    rings = Counter(tree.ring(name) for name in tree.files)
+    sizes = {ring: tree.lines(n for n in tree.files if tree.ring(n) == ring) for ring in rings}
+    crossed = Counter(tree.ring(line.split(" -> ")[0]) for line in tree.crossings())
+    rows += [
+        f"{ring:9}{sizes[ring]:7,} lines, {crossed[ring]:3} crossings" for ring in RINGS if ring in rings
+    ]
+    return "\n".join(rows)
+
+
+def table() -> str:
+    """The table of docs/architecture.md: a row for each ring, from the outermost one."""
+    rows = [
+        f"| {ring} | {what} | {', '.join(BELOW[ring]) or 'nothing'} |" for ring, (what, _) in RINGS.items()
+    ]
+    return "\n".join(["| ring | it | may import |", "|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    tree = Tree()
+    if "--write" in sys.argv:
+        CROSSINGS.write_text("".join(f"{line}\n" for line in tree.crossings()))
+    print(counts(tree))
