@@ -20,3 +20,12 @@ def test_a_row_shows_the_whole_line():
     told = said.replace("|", "\\|")
     row = f"| raylet, in a round, quiet | 1 | 2 | {told} (and 1 more) | 0 | the same bytes | 3 |"
     assert row in table.splitlines()
+
+
+def test_a_failed_run_may_say_that_an_actor_was_lost_and_nothing_else():
+    error = "error: Ray's raylet ended; continue with: python -m rayfed.resume FOLDER/killed"
+    lost = (
+        "(rayfed:driver:killed pid=1) actor rayfed:clients:killed:00 was lost; a new actor repeats its work"
+    )
+    for more, good in (([], True), ([lost], True), (["Traceback"], False), ([lost, error], False)):
+        assert Ending("raylet, in a round, quiet", 1, 2.4, [*more, error], [], True, 3.2).good == good

@@ -6,7 +6,7 @@ from benchmarks.kill_cases import cases
 from benchmarks.kill_table import Bench
 from tests.conftest import STEADY
 
-CERTAIN = ("gcs_server, in a round, quiet", "runtime-env agent, in a round, quiet")
+CERTAIN = ("gcs_server, in a round, quiet",)
 """Cases that CI runs; the rest is for `make test-slow` and benchmarks/results/kill_table.md."""
 
 
