@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError
-from rayfed.record.ownership import is_locked
+from rayfed.record.locks import is_locked
 from rayfed.record.readers import read_yaml, reading, rows_so_far
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller

@@ -71,7 +71,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
     "methods": ("are the methods, one in each file", "algorithms/*"),
     CORE: ("is an experiment: clients, rounds, models, executors, records", ""),
 }
-"""What each ring does, and the files in it, from the outermost ring to the core, which has all others."""
+"""The purpose of each ring, and its files, from the outermost ring to the core, which has all others."""
 
 BELOW: Mapping[str, tuple[str, ...]] = {
     "door": ("study", "views", "forecast", "datasets", "fast", "methods", CORE),
@@ -200,7 +200,7 @@ class RingsContract(Contract):
 
 
 def counts(tree: Tree) -> str:
-    """How much each thing reaches, the size of each ring, and the number of crossings."""
+    """The files and lines that each thing reaches, the size of each ring, and the number of crossings."""
     rows = []
     for what, starts in STARTS.items():
         reached = tree.reached(starts)

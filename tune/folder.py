@@ -41,9 +41,8 @@ def rows_of(
         yield {"sha256": digest}
         return
     before = (path / "environment.json").exists() and (path / "config.yaml").exists()
-    sweep = path.parents[2]
     owner = "" if before else look(path, overwrite=True)
-    with claim_again(path) if before else claim(path, owner, overwrite=True, part_of=sweep) as own:
+    with claim_again(path) if before else claim(path, owner, overwrite=True) as own:
         begin(config, setup, own, lambda _: None, before)
         history = History(path)
         keeping = Keeping.of(setup, config, path, resume=before, claim=own.token)
@@ -69,9 +68,9 @@ def resumable(run: Path) -> list[Path]:
     return [file.relative_to(run) for file in files if file.is_file()]
 
 
-def restore(source: Path, run: Path, sweep: Path) -> None:
+def restore(source: Path, run: Path) -> None:
     """Put a copy of what `resumable` names into a run folder, which then goes on from there."""
-    with claim(run, look(run, overwrite=True), overwrite=True, part_of=sweep):
+    with claim(run, look(run, overwrite=True), overwrite=True):
         for file in sorted(source.rglob("*")):
             if file.is_file():
                 write_bytes(run / file.relative_to(source), file.read_bytes())

@@ -25,7 +25,6 @@ from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.prometheus import Metrics, labels_of
 from rayfed.federation.executor import Executor
 from rayfed.record.atomic_files import write_text
-from rayfed.record.ownership import make_folder, remove
 from rayfed.record.readers import read_json, reading
 from rayfed.types import Row
 from tune.experiment import Base
@@ -130,8 +129,8 @@ class Trial(ray.tune.Trainable):
         configs = [replace(base.config(self._values, seed), output=None) for seed in self._common.seeds]
         self._rounds = configs[0].rounds
         self._algorithm = configs[0].algorithm
-        make_folder(self._path)
-        remove(self._path / ERROR)
+        self._path.mkdir(parents=True, exist_ok=True)
+        (self._path / ERROR).unlink(missing_ok=True)
         setups = [prepare(config, self._common.frozen.build) for config in configs]
         torch.set_num_threads(setups[0].world.threads)
         executors = self._executors(configs[0], setups)
@@ -217,7 +216,7 @@ class Trial(ray.tune.Trainable):
         for folder in sorted(source.glob("seed-*")):
             here = self._path / folder.name
             if not (here / "config.yaml").exists():  # the trial was on another node
-                restore(folder, here, self._common.folder)
+                restore(folder, here)
 
 
 def check_objectives(row: Row, objectives: Sequence[str]) -> None:

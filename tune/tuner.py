@@ -11,7 +11,6 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
-from rayfed.record.ownership import unlink_plain
 from rayfed.record.readers import DamagedError, read_json
 from rayfed.record.trackers import DATABASE, URI, temporary_environment, variables
 from tune.checks import Search
@@ -87,14 +86,14 @@ def _drop_unreadable(folder: Path) -> None:
         try:
             read_json(file, dict)
         except DamagedError:
-            unlink_plain(file)
+            file.unlink(missing_ok=True)
 
 
 def forget_snapshots(path: Path) -> None:
     """Remove Ray's state of a sweep; Optuna's journal and the run folders hold all results."""
     for file in (path / RAY_FOLDER).glob("experiment_state*.json"):
         if SNAPSHOT.fullmatch(file.name):
-            unlink_plain(file)
+            file.unlink(missing_ok=True)
 
 
 def run_trials(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:

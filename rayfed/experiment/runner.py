@@ -137,8 +137,7 @@ class Runner:
         Args:
             plan: The experiment, prepared.
             whole: Folder of which its folder is a part.
-            alone: Held while the list of files of `whole` is written to, where several threads run parts of
-                it.
+            alone: Held while the folder is claimed, where several threads run parts of `whole`.
 
         Returns:
             The digest, as of `run`.
@@ -158,7 +157,7 @@ class Runner:
                     own = held.enter_context(folders.claim_again(plan.path))
                 else:
                     owner = folders.look(plan.path, True)
-                    own = held.enter_context(folders.claim(plan.path, owner, True, whole))
+                    own = held.enter_context(folders.claim(plan.path, owner, True))
             return replace(self, resume=continues).run(plan, own)
 
     def _comparison(self, plan: Plan, claim: Claim) -> str:

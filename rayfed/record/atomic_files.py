@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed import arrow_columns
 from rayfed.errors import StorageError
-from rayfed.record.ownership import make_folder, note, temporary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 def whole_file(path: Path, place: int = 0) -> Iterator[Path]:
     """The path of a temporary file, which is moved to `path` when the block has ended without an error.
 
-    In a run folder, the name is first added to the list of the run's files.
-
     Args:
-        path: The file to write.
+        path: The file to write; its folder is created.
         place: Number that no other file has that this thread is writing at the same time.
 
     Raises:
-        StorageError: The disk is full, the folder cannot be written, or a file that the run did not write has
-            this name.
+        StorageError: The disk is full, or the folder cannot be written.
     """
+    where = path.with_name(f".rayfed-{os.getpid()}-{threading.get_native_id()}-{place}.tmp")
     try:
-        make_folder(path.parent)
-        note(path)
-        where = temporary(path, place)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield where
             where.replace(path)
@@ -43,6 +39,13 @@ def whole_file(path: Path, place: int = 0) -> Iterator[Path]:
                 where.unlink(missing_ok=True)
     except OSError as err:
         raise _storage_error(path, err) from err
+
+
+def drop_temporaries(root: Path) -> None:
+    """Remove the temporary files that killed processes left in the folder of a run, or of several."""
+    for pattern in ("", "*/", "checkpoints/*/"):
+        for file in root.glob(f"{pattern}.rayfed-*.tmp"):
+            file.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -89,7 +92,7 @@ class GrowingFile:
         try:
             if not self._is_untouched():
                 return False
-            number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            number = os.open(self.path, os.O_WRONLY | os.O_APPEND)
             try:
                 while data:
                     done = os.write(number, data)

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from rayfed.errors import ConfigError
 from rayfed.federation.executor import Executor, Kept
 from rayfed.record.atomic_files import write_bytes, write_text
 from rayfed.record.history import History
-from rayfed.record.ownership import SAVED, names_of, owner, remove, remove_folder
 from rayfed.record.readers import DamagedError, digest_of, read_json, reading
 from rayfed.types import Params, ServerState
 from rayfed.user_files import checked_depth, parse_json
@@ -301,15 +301,11 @@ class Checkpoints:
             "data": self._basis.data,
         }
         final = self.path / f"round-{state.round + 1:06d}"
-        remove(final / FACTS)  # without this file the folder does not count as a checkpoint
+        (final / FACTS).unlink(missing_ok=True)  # without this file the folder does not count as a checkpoint
         write_bytes(final / STATE, data)
         write_text(final / FACTS, json.dumps({**facts, "seals": seals(facts)}))
         self._held[final] = set(names.values())
         self._prune()
-        if (root := owner(self.path)) is not None:
-            if not names_of(root).has(SAVED):
-                names_of(root).fact(SAVED)
-            names_of(root).shrink()
 
     def load(self, start: Params, usable: Callable[[int], bool]) -> Saved | None:
         """The newest checkpoint that can be read; None if there is none at all.
@@ -351,7 +347,7 @@ class Checkpoints:
                 finished rounds are missing.
         """
         paths = sorted(self._all(), reverse=True)
-        if not paths and rounds > (0 if self.had_any() else 1):
+        if not paths and rounds > 1:  # the first round is on disk before its checkpoint, and can be repeated
             raise ConfigError(
                 f"{self.path}: there is no checkpoint, so the {rounds} finished rounds cannot be continued; "
                 f"put the checkpoints back, or start the run again with overwrite=true"
@@ -363,11 +359,6 @@ class Checkpoints:
                 continue
             self._basis.check_unchanged(facts, self.run)
             return
-
-    def had_any(self) -> bool:
-        """Whether the list of the run's files says that a checkpoint was once complete."""
-        root = owner(self.path)
-        return root is not None and names_of(root).has(SAVED)
 
     def _write_store(self, client: str, kept: Kept, executor: Executor) -> str:
         serial, name = self._files.get(client, (-1, ""))
@@ -386,10 +377,11 @@ class Checkpoints:
         gone = set().union(*(self._held.pop(path) for path in old))
         for path in old:
             for name in (FACTS, STATE):
-                remove(path / name)
-            remove_folder(path)
+                (path / name).unlink(missing_ok=True)
+            with suppress(OSError):  # something else is in it
+                path.rmdir()
         for name in gone.difference(*self._held.values()):
-            remove(_store_file(self.path, name))
+            _store_file(self.path, name).unlink(missing_ok=True)
 
     def newest(self) -> int:
         """The number of finished rounds of the newest checkpoint, as its name says; 0: there is none."""

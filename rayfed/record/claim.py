@@ -4,10 +4,10 @@ Nothing is created before the input has been checked. A command first looks into
 prepares the experiment, locks the folder, looks again, and only then writes. The marker of the folder holds a
 new token for every command, so that a command finds out if another one has begun in the folder meanwhile.
 
-A run that is replaced keeps its files: those in its list (`rayfed.record.ownership`) are moved to
-NAME.before-1, or the next free number (`set_aside`). Other files stay where they are. Removed are only the
-files of runs without a finished round, of refused runs, and of parts that are computed again; folders that a
-command creates for a run (`make_all`) are removed with it (`remove_empty`).
+A folder with a marker belongs to its run, with all that is in it; any other folder that is not empty is
+refused. A run that is replaced is not deleted: its whole folder is renamed to NAME.before-1, or the next free
+number. Removed are only files that a command wrote before the first round of its run, and the empty folders
+that it made.
 
 The root, the home and the current folder are refused as output, and a folder that Ray will remove.
 """
@@ -25,29 +25,36 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from rayfed.errors import ConfigError, StorageError
-from rayfed.record.folder import TENSORS, way_to_continue
+from rayfed.record.atomic_files import drop_temporaries
+from rayfed.record.folder import EVENTS, TENSORS, way_to_continue
 from rayfed.record.history import HISTORY
-from rayfed.record.ownership import (
+from rayfed.record.locks import (
     COMMAND,
     MARKER,
     MOMENT,
-    NAMES,
-    SAVED,
     WRITER,
     Mark,
-    forget_names,
     hold_lock,
-    make_folder,
-    names_of,
-    no_link_above,
     read_mark,
-    unlink_plain,
     write_mark,
 )
-from rayfed.record.readers import FOLDERS, ROWS, DamagedError
+from rayfed.record.readers import ROWS, DamagedError
 
-KEPT = (COMMAND, WRITER, MARKER, NAMES, f"{MARKER}.tmp", f"{NAMES}.tmp")
-"""Files of RayFed in a run folder that are not in its list."""
+KEPT = (COMMAND, WRITER, MARKER, f"{MARKER}.tmp")
+"""Files of RayFed in the folder of a run that say whose it is."""
+
+BEFORE_ROUNDS = (
+    "config.yaml",
+    "environment.json",
+    "partition.parquet",
+    EVENTS,
+    "trackers.json",
+    "tensorboard",
+)
+"""Files and folders that a run writes before its first round ends."""
+
+WITHOUT_RUNS = ("checkpoints", "figures", HISTORY, "model", "tensorboard")
+"""Folders of a run in which there are no other runs."""
 
 
 def mark_of(path: Path) -> Mark | None:
@@ -58,101 +65,54 @@ def mark_of(path: Path) -> Mark | None:
         return None
 
 
-def clear(root: Path) -> None:
-    """Remove all files in the lists of a folder and its parts; follows no links. Begins a new list."""
-    for part in parts(root):
-        clear(part)
-        remove_kept(part)
-    names = names_of(root)
-    own = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
-    for name in own:
-        if not name.endswith("/"):
-            unlink_plain(root / name)
-    remove_empty([root / name for name in sorted(own) if name.endswith("/")])
-    names.clear()
-
-
 def set_aside(root: Path) -> Path:
-    """Move a run and its parts into a new folder; files of others stay, and no link is followed.
+    """Rename the folder of a run.
 
     Returns:
-        The new folder: NAME.before-1, or the next number that is free.
+        Its new place: NAME.before-1, or the next number that is free.
 
     Raises:
-        ConfigError: The new folder cannot be made.
-        OSError: A file cannot be moved; those before it are in the new folder then.
+        ConfigError: It cannot be renamed.
     """
-    numbered = (root.with_name(f"{root.name}.before-{number}") for number in count(1))
+    place = root.resolve()  # where a link is in its place, the link stays
+    numbered = (place.with_name(f"{place.name}.before-{number}") for number in count(1))
     aside = next(path for path in numbered if not os.path.lexists(path))
     try:
-        aside.mkdir()
+        place.rename(aside)
     except OSError as err:
         raise ConfigError(
-            f"output: {str(aside)!r}, which would keep the earlier run, cannot be made: {err.strerror}; "
+            f"output: the earlier run in {str(root)!r} cannot be renamed to {aside.name!r}: {err.strerror}; "
             f"choose another folder"
         ) from err
-    drop_temporaries(root)
-    move_run(root, aside)
-    return aside
+    return aside if root.is_symlink() else root.with_name(aside.name)
 
 
-def move_run(root: Path, to: Path) -> None:
-    """Move the files in the lists of a run and its parts, and copies of their markers and lists, to a folder.
-
-    Args:
-        root: Folder of the run, whose list is empty afterwards.
-        to: An existing folder.
-
-    Raises:
-        OSError: A file cannot be moved.
-    """
-    for part in parts(root):
-        below = to / part.relative_to(root)
-        below.mkdir(parents=True, exist_ok=True)
-        move_run(part, below)
-        remove_kept(part)
-    names = names_of(root)
-    own = [name for name in names.all() if name != SAVED and no_link_above(root, root / name)]
-    for name in (MARKER, NAMES):
-        if (root / name).is_file():
-            shutil.copyfile(root / name, to / name)
-    for name in own:
-        if not name.endswith("/") and is_plain(root / name):
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(root / name, to / name)  # also to another disk
-    remove_empty([root / name for name in sorted(own) if name.endswith("/")])
-    forget_names(to)
-    names.clear()
+def runs_below(root: Path) -> Iterator[Path]:
+    """Folders of runs that are in the folder of another run, of a study or of a sweep."""
+    for folder, names, files in os.walk(root):
+        if MARKER in files and Path(folder) != root:
+            yield Path(folder)
+        names[:] = [name for name in names if name not in WITHOUT_RUNS]
 
 
-def is_plain(path: Path) -> bool:
-    """Whether a path is a regular file, and no link to one."""
-    return os.path.lexists(path) and stat.S_ISREG(path.lstat().st_mode)
-
-
-def parts(root: Path) -> list[Path]:
-    """Folders of the runs that are part of this one, such as those of `compare`."""
-    folders = [root / name for name in names_of(root).all() if name.endswith("/")]
-    return [
-        path
-        for path in folders
-        if no_link_above(root, path / MARKER) and mark_of(path) is not None and path.is_dir()
-    ]
-
-
-def join(whole: Path, part: Path) -> None:
-    """Add a folder to the list of the run that it is a part of."""
-    name = f"{part.absolute().relative_to(whole.absolute()).as_posix()}/"
-    if mark_of(whole) is not None and not names_of(whole.absolute()).has(name):
-        names_of(whole.absolute()).add(name)
+def empty(root: Path) -> None:
+    """Remove what a run wrote into its folder before its first round ended, and in the runs below it."""
+    for folder in (*runs_below(root), root):
+        for path in (folder / name for name in BEFORE_ROUNDS):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        drop_temporaries(folder)
+        if folder != root:
+            remove_kept(folder)
 
 
 def remove_kept(path: Path) -> None:
-    """Remove marker, list and locks from a folder that holds nothing else."""
+    """Remove marker and locks from a folder that holds nothing else."""
     if {found.name for found in path.iterdir()} <= set(KEPT):
-        for name in (f"{NAMES}.tmp", NAMES, f"{MARKER}.tmp", MARKER, WRITER, COMMAND):
-            unlink_plain(path / name)
-        forget_names(path)
+        for name in (f"{MARKER}.tmp", MARKER, WRITER, COMMAND):
+            (path / name).unlink(missing_ok=True)
 
 
 def make_all(path: Path) -> list[Path]:
@@ -178,14 +138,6 @@ def remove_empty(folders: Sequence[Path]) -> None:
             path.rmdir()
 
 
-def drop_temporaries(root: Path) -> None:
-    """Remove the temporary files of processes that were killed while writing."""
-    names = names_of(root)
-    for name in names.all():
-        if "/" not in name and name.startswith(".rayfed-") and name.endswith(".tmp"):
-            unlink_plain(root / name)
-
-
 MOST_NAMED = 3  # largest number of foreign files that a message names
 
 
@@ -195,10 +147,10 @@ class Claim:
 
     Attributes:
         path: The folder.
-        kind: run, sweep or job.
+        kind: run, study, sweep or job.
         token: Random text in the marker of the folder, new for every command.
         made: Folders that were created for it, outermost first.
-        begun: Whether all files in the list were written under this claim.
+        begun: Whether all files in the folder were written under this claim.
         earlier: Folder to which the run that was in this one was moved; None: there was none to keep.
         writers: Locks for writing rounds. They are held until the marker has the token; then the process that
             writes rounds takes them.
@@ -212,20 +164,11 @@ class Claim:
     earlier: Path | None = None
     writers: ExitStack = field(default_factory=ExitStack)
 
-    def begin(self, part_of: Path | None = None) -> None:
-        """Move the earlier run in the folder away, and write the marker. The caller holds all locks.
-
-        The files of a run without a finished round, or of a part that is computed again, are removed.
-        """
+    def begin(self) -> None:
+        """Write the marker, in a folder that holds nothing that has to stay. The caller holds all locks."""
         with _saying(self.path):
-            forget_names(self.path)
-            mark = mark_of(self.path)
-            if mark is not None and part_of is None and not _is_unbegun(self.path, mark):
-                self.earlier = set_aside(self.path)
+            empty(self.path)
             write_mark(self.path, Mark(kind=self.kind, claim=self.token))
-            clear(self.path)
-            if part_of is not None:
-                join(part_of, self.path)
         self.begun = True
         self.writers.close()
 
@@ -236,27 +179,26 @@ class Claim:
             ConfigError: The folder cannot be written.
         """
         with _saying(self.path):
-            forget_names(self.path)
             write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             drop_temporaries(self.path)
-            names_of(self.path).tidy()
         self.writers.close()
 
     def discard(self) -> None:
         """Remove the files of a run that ran no round, and put the run back that was moved away for it."""
         if not self.begun:
             return
-        clear(self.path)
-        if self.earlier is not None:
-            with _saying(self.path):
-                move_run(self.earlier, self.path)
-                forget_names(self.path)
-                remove_kept(self.earlier)
-                remove_empty([self.earlier])
+        with _saying(self.path):
+            empty(self.path)
+            remove_kept(self.path)
+            remove_empty(self.made)
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Rename the earlier run back, if nothing is in its place."""
+        place = self.path.resolve()
+        if self.earlier is not None and not os.path.lexists(place):
+            self.earlier.rename(place)
             self.earlier = None
-            return
-        remove_kept(self.path)
-        remove_empty(self.made)
 
 
 def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
@@ -288,7 +230,6 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
         )
     if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
         raise ConfigError(_already_held(path, mark.kind))
-    _check_list(path, mark.kind)
     if mark.kind != kind:
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
@@ -307,15 +248,6 @@ def _check_lasts(path: Path) -> None:
         )
 
 
-def _check_list(path: Path, kind: str) -> None:
-    """Raise ConfigError if a folder with a marker has no list of the files of its run."""
-    if not is_plain(path / NAMES):
-        raise ConfigError(
-            f"{path / NAMES}: the list of the files of this {kind} is missing; put it back, or move the "
-            f"folder away"
-        )
-
-
 def _already_held(path: Path, kind: str) -> str:
     """Message: the folder holds a run or a sweep, and what can be done."""
     ways = ["choose another folder"]
@@ -331,45 +263,71 @@ def _already_held(path: Path, kind: str) -> str:
 
 
 def _is_unbegun(path: Path, mark: Mark | None) -> bool:
-    """Whether a folder holds a run without a finished round, also in its parts: nothing of it is of use."""
+    """Whether a folder holds a run without a finished round, also below it: nothing of it is of use."""
     made = (path / ROWS, path / HISTORY, path / "checkpoints", path / TENSORS)
     if mark is None or mark.kind != "run" or any(map(os.path.lexists, made)):
         return False
-    return all(_is_unbegun(part, mark_of(part)) for part in parts(path))
+    return all(_is_unbegun(run, mark_of(run)) for run in runs_below(path))
+
+
+def _holds_more(path: Path) -> bool:
+    """Whether the folder of a run without a finished round holds something that no run wrote."""
+    runs = {path, *runs_below(path)}
+    above = {folder for run in runs for folder in run.parents}
+    every = (file for run in runs for file in run.iterdir())
+    return any(f.name not in (*KEPT, *BEFORE_ROUNDS) and f not in runs and f not in above for f in every)
 
 
 @contextmanager
-def claim(
-    path: Path, owner: str, overwrite: bool = False, part_of: Path | None = None, kind: str = "run"
-) -> Iterator[Claim]:
-    """Lock a folder and begin a run in it.
+def claim(path: Path, owner: str, overwrite: bool = False, kind: str = "run") -> Iterator[Claim]:
+    """Lock a folder and begin a run in it. An earlier run in it is moved away; `Claim.earlier` says where to.
 
     Args:
         path: The folder, which need not exist.
         owner: Result of `look` when the command started.
         overwrite: Replace the run that is in the folder.
-        part_of: Folder of the run or sweep that this one is a part of, and with which it is removed.
-        kind: run, sweep or job.
+        kind: run, study, sweep or job.
 
     Raises:
         ConfigError: Another process holds the folder or has begun in it since `look`, or the folder cannot be
             written. Nothing in it was changed then.
     """
     with _saying(path):
-        if part_of is not None:
-            make_folder(path.parent)
         claimed = Claim(path=path, kind=kind, made=make_all(path))
     with ExitStack() as held, claimed.writers:
         try:
             _lock(path, held, claimed.writers, MOMENT)
             _look_again(path, owner, overwrite, kind)
-            for part in parts(path):
-                _lock(part, claimed.writers, claimed.writers, MOMENT)
-            claimed.begin(part_of)
+            mark = mark_of(path)
+            if mark is not None and not (_is_unbegun(path, mark) and not _holds_more(path)):
+                _move_away(claimed, held)
+            claimed.begin()
         except ConfigError:
             remove_empty(claimed.made)
+            with suppress(OSError):
+                claimed.put_back()
             raise
         yield claimed
+
+
+def _move_away(claimed: Claim, held: ExitStack) -> None:
+    """Rename the folder, whose locks are held, and make and lock a new one in its place.
+
+    Raises:
+        ConfigError: A process writes in a run below it, it cannot be renamed, or another command was faster.
+    """
+    path = claimed.path
+    with ExitStack() as below:
+        for run in runs_below(path):
+            _lock(run, below, below, MOMENT)
+        claimed.earlier = set_aside(path)
+    # The locks were renamed with the folder, which another command may continue from now on.
+    held.close()
+    claimed.writers.close()
+    with _saying(path):
+        claimed.made = make_all(path.resolve())
+    _lock(path, held, claimed.writers, MOMENT)
+    _look_again(path, "", overwrite=False, kind=claimed.kind)
 
 
 @contextmanager
@@ -378,13 +336,12 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
 
     Args:
         path: The folder.
-        kind: run, sweep or job.
+        kind: run, study, sweep or job.
         patience: Seconds to wait until another process releases the locks; None: as long as a killed driver
             may need to end.
 
     Raises:
-        ConfigError: The folder holds no run, a link is in place of a folder in it, another process writes
-            to it, or Ray will remove it.
+        ConfigError: The folder holds no run, another process writes to it, or Ray will remove it.
     """
     _check_lasts(path)
     _check_run(path, kind)
@@ -407,7 +364,7 @@ def _look_again(path: Path, owner: str, overwrite: bool, kind: str) -> None:
     except ConfigError:
         if not os.path.lexists(path / MARKER):
             for name in (WRITER, COMMAND):
-                unlink_plain(path / name)
+                (path / name).unlink(missing_ok=True)
         raise
     if now != owner:
         raise ConfigError(
@@ -424,12 +381,6 @@ def _check_run(path: Path, kind: str) -> None:
         raise ConfigError(
             f"{path}: holds {f'a {mark.kind}' if mark else 'nothing'} and no {kind} to continue"
         )
-    _check_list(path, kind)
-    for name in FOLDERS:
-        if (path / name).is_symlink():
-            raise ConfigError(
-                f"{path / name} is a link, and a {kind} does not follow links; put the folder itself there"
-            )
 
 
 def _check_above(path: Path) -> None:
@@ -439,8 +390,6 @@ def _check_above(path: Path) -> None:
         raise NotADirectoryError(20, os.strerror(20))
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(13, os.strerror(13))
-    if not os.statvfs(above).f_blocks:  # such as /proc, where root seems to be allowed to write
-        raise OSError(95, "its file system holds no files of users")
 
 
 def _exists(path: Path) -> bool:
@@ -452,7 +401,7 @@ def _exists(path: Path) -> bool:
 
 
 def _strangers(path: Path) -> Iterator[str]:
-    """Names of the files in a folder that are not a marker, a list or a lock of RayFed."""
+    """Names of the files in a folder that are not a marker or a lock of RayFed."""
     with suppress(FileNotFoundError):
         for entry in os.scandir(path):
             facts = entry.stat(follow_symlinks=False)

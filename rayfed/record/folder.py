@@ -21,7 +21,7 @@ from rayfed.federation.params import digest
 from rayfed.record.atomic_files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
 from rayfed.record.checkpoint import DIGESTS, SOURCE
 from rayfed.record.history import HISTORY, History
-from rayfed.record.ownership import WRITER, hold_lock, note, read_mark, remove
+from rayfed.record.locks import WRITER, hold_lock, read_mark
 from rayfed.record.readers import (
     ROWS,
     SENT,
@@ -206,7 +206,6 @@ class RunFolder:
         self.history = History(path)
         self._domains = domains
         self._rows = RoundRows(path, self.history)
-        self._noted = False  # whether events.jsonl is in the list of the run's files
         trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
@@ -237,7 +236,7 @@ class RunFolder:
 
     def begin(self, rounds: int = 0) -> None:
         """Keep the first `rounds` rounds that are on disk and remove the later ones."""
-        remove(self.path / TENSORS)  # a run with this file counts as finished
+        (self.path / TENSORS).unlink(missing_ok=True)  # a run with this file counts as finished
         self.history.cut(rounds)
         self._rows.begin()
         for writer in self._writers:
@@ -263,9 +262,6 @@ class RunFolder:
         """Append a failure to events.jsonl at once, because the process may end right after it."""
         row = {**asdict(event), "round": event.round + 1, "time": time.time()}
         try:
-            if not self._noted:
-                note(self.path / EVENTS)
-                self._noted = True
             with (self.path / EVENTS).open("a") as file:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
         except OSError as err:

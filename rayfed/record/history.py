@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.record.atomic_files import growing_table, to_table, write_bytes
-from rayfed.record.ownership import remove, written_files
 from rayfed.record.readers import DamagedError, digest_of, read_packed
 
 if TYPE_CHECKING:
@@ -75,9 +74,9 @@ class History:
 
     def cut(self, rounds: int) -> None:
         """Remove the files of all rounds after `rounds`."""
-        for file in written_files(self.path):
-            if not file.name.split(".")[0].isdigit() or int(file.name.split(".")[0]) > rounds:
-                remove(file)
+        for file in self.path.glob("*.json.gz"):
+            if file.name.split(".")[0].isdigit() and int(file.name.split(".")[0]) > rounds:
+                file.unlink()
         self._last = None
         self._rounds = rounds
 

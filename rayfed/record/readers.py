@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 COMPARE = "compare"
 """The folders of the other runs of `compare` are in here, one for each algorithm."""
 
-FOLDERS = ("checkpoints", COMPARE, "figures", "history", "model", "tensorboard")
-"""Folders that a run makes in its folder."""
-
 WITHOUT = "without.json"
 """File with the scores of the final model whose adapters, or whose head, are put back."""
 

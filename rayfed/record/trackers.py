@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 from rayfed.errors import ConfigError, StorageError, one_line
 from rayfed.federation.executor import Event
 from rayfed.record.atomic_files import write_text
-from rayfed.record.ownership import make_folder, note, remove, written_files
 from rayfed.record.readers import COMPARE, DamagedError, read_json, reading
 
 DATABASE = "mlflow.db"
@@ -191,13 +190,12 @@ class Board:
         from tensorboardX.record_writer import RecordWriter
 
         self.close()
-        for file in written_files(self.path):
-            remove(file)
+        for file in self.path.glob("events.out.tfevents.*"):
+            file.unlink()
         # TensorBoard reads files in the order of their names, and drops the data of removed ones.
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         try:
-            make_folder(self.path)
-            note(self.path / name)
+            self.path.mkdir(parents=True, exist_ok=True)
             self._writer = RecordWriter(str(self.path / name))
             self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
             for entry in entries:

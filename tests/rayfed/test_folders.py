@@ -1,6 +1,5 @@
 """Commands and the folder they are given: nobody loses files, and one command at a time writes a run."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfed.record.ownership import MARKER, NAMES
 from rayfed.resume import main as resume_main
 from rayfed.run import main
 from rayfed.view import is_running
@@ -84,33 +82,19 @@ def test_files_of_somebody_else_are_never_cleared(overwrite, cache, tmp_path, ca
     assert len(error.strip().splitlines()) == 1
 
 
-def test_overwrite_keeps_the_run_and_leaves_what_others_put_into_its_folder(cache, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert command(run, cache, "rounds=3", "compare=local", "--quiet") == 0
-    foreign = [*("model/mine.bin", "figures/thesis.png", "notes.parquet", "checkpoints/a", "report.old")]
-    foreign += [
-        "history/000099.json.gz",
-        "compare/local/model/mine",
-        "compare/else",
-        "tensorboard/events.mine",
-    ]
-    plant(run, dict.fromkeys(foreign, "file"))
-    contents = {name: (run / name).read_bytes() for name in foreign}
+def test_overwrite_renames_the_folder_which_can_be_continued(cache, tmp_path, capsys):
+    run, before = tmp_path / "run", tmp_path / "run.before-1"
+    assert command(run, cache, "rounds=3", "--quiet") == 0
+    plant(run, dict.fromkeys(["model/mine.bin", "history/000099.json.gz", "report.old"], "file"))
+    mine = pictured(run)
     assert command(run, cache, "rounds=1", "overwrite=true") == 0
-    before = tmp_path / "run.before-1"
     assert f"the run that was in {run} is in {before} now" in capsys.readouterr().out
-    assert len((before / "rounds.jsonl").read_text().splitlines()) == 3
+    assert pictured(before) == mine
     assert resume_main([str(before), "rounds=+1", "--quiet"]) == 0
-    assert len((before / "compare" / "local" / "rounds.jsonl").read_text().splitlines()) == 4
-    assert {name: (run / name).read_bytes() for name in foreign} == contents
+    assert len((before / "rounds.jsonl").read_text().splitlines()) == 4
+    assert (before / "model" / "mine.bin").read_text() == "foreign model/mine.bin"
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 1
     assert not (run / "checkpoints" / "round-000003").exists()
-    assert not (run / "compare" / "local" / "config.yaml").exists()
-    with (run / NAMES).open() as file:
-        named = {json.loads(line[1:]) for line in file if line.startswith("+")}
-    found = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
-    strange = found - named - set(foreign)
-    assert {name.removeprefix("compare/local/") for name in strange} == {MARKER, NAMES, ".lock", ".writer"}
 
 
 def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, capsys, monkeypatch):
@@ -195,7 +179,7 @@ def started(output, cache, *overrides):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_of_commands_that_start_at_once_one_writes_the_run(cache, tmp_path):
-    """Two may overwrite and one may not; races of threads: tests/rayfed/record/test_ownership_lock.py."""
+    """Two may overwrite and one may not; races of threads: tests/rayfed/record/test_locks.py."""
     overwrites = (True, True, False)
     run = tmp_path / "run"
     assert command(run, cache, "rounds=1", "--quiet") == 0

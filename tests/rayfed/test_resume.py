@@ -218,7 +218,7 @@ def test_other_images_are_refused(finished, capsys):
 def test_two_processes_do_not_write_one_run(finished, monkeypatch, capsys):
     from rayfed.record.folder import RunFolder
 
-    monkeypatch.setattr("rayfed.record.ownership.LOCK_PATIENCE", 0.5)
+    monkeypatch.setattr("rayfed.record.locks.LOCK_PATIENCE", 0.5)
     with RunFolder(finished, {}).lock():
         assert main([str(finished), "rounds=+1"]) == 2
     assert "another process is running" in capsys.readouterr().err

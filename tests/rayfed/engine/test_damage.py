@@ -83,7 +83,7 @@ FILES = (
         "checkpoints",
         "history",
     ),
-    *("checkpoints/round-000003/state.safetensors", ".rayfed-run.json", ".rayfed-files", ".lock", ".writer"),
+    *("checkpoints/round-000003/state.safetensors", ".rayfed-run.json", ".lock", ".writer"),
 )
 
 

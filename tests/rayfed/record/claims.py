@@ -66,15 +66,14 @@ def unchanged(root):
     assert pictured(root) == before
 
 
-def without_ours(tree):
-    return {
-        k: v for k, v in tree.items() if Path(k).name not in KEPT or (Path(k).name == ".lock" and v != b"")
-    }
+def without_kept(tree):
+    """What `pictured` has, but for markers and locks."""
+    return {name: content for name, content in tree.items() if Path(name).name not in KEPT}
 
 
-def run_in(path, overwrite=False, part_of=None):
+def run_in(path, overwrite=False):
     """What a run does to a folder; what it could not write is left out."""
-    with claim(path, look(path, overwrite), overwrite, part_of):
+    with claim(path, look(path, overwrite), overwrite):
         for name in OURS:
             with suppress(StorageError):
                 write_text(path / name, f"ours {name}")

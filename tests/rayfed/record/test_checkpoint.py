@@ -1,16 +1,13 @@
 """What a checkpoint holds comes back to the bit, and nothing damaged or foreign is taken for one."""
 
 import json
-from itertools import pairwise
 
 import pytest
 import torch
 
 from rayfed.errors import ConfigError, StorageError
 from rayfed.federation.executor import Kept
-from rayfed.record import ownership
 from rayfed.record.checkpoint import Checkpoints, from_file, restore, to_bytes
-from rayfed.record.claim import KEPT, claim
 from rayfed.types import ServerState
 
 WEIGHT = torch.arange(6.0).view(2, 3)
@@ -201,31 +198,3 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         checkpoints.save(state(1), executor.stores(), executor)
     monkeypatch.undo()
     assert load(tmp_path).state.round == 0
-
-
-def test_the_list_of_files_does_not_grow_with_what_was_removed(tmp_path, monkeypatch):
-    """Each checkpoint adds the names of new stores, and drops those of an old one."""
-    monkeypatch.setattr(ownership, "LONG", 4_000)
-    sizes = []
-    with claim(tmp_path / "run", "") as own:
-        own.begin()
-        checkpoints = Checkpoints(tmp_path / "run", keep=1)
-        for r in range(30):
-            executor = Stores(**{f"c{i}": {"own": WEIGHT + 10 * r + i} for i in range(4)})
-            for i, kept in enumerate(executor.kept.values()):
-                executor.kept[f"c{i}"] = Kept(10 * r + i, kept.value)
-            checkpoints.save(state(r), executor.stores(), executor)
-            sizes.append((tmp_path / "run" / ownership.NAMES).stat().st_size)
-        names = ownership.names_of(tmp_path / "run")
-        assert max(sizes) < 6_000  # about 30 kB without tidying
-        assert sum(a > b for a, b in pairwise(sizes)) > 3
-        files = (path for path in (tmp_path / "run").rglob("*.*") if path.is_file())
-        there = {path.relative_to(tmp_path / "run").as_posix() for path in files}
-        assert there - set(KEPT) <= set(names.all())
-        assert ownership.SAVED in names.all()
-        assert [n for n in names.all() if n.startswith("checkpoints/round-") and n.endswith("/")] == [
-            "checkpoints/round-000030/"
-        ]
-        ownership.forget_names(tmp_path / "run")
-        assert ownership.names_of(tmp_path / "run").all() == names.all()
-    assert Checkpoints(tmp_path / "run").load({"w": WEIGHT}, lambda _: True).state.round == 29

@@ -1,6 +1,9 @@
-"""Whoever shares a folder with runs loses nothing: only what a run wrote is written over or removed."""
+"""Nothing outside the folder of a run is touched, and a folder that is replaced is renamed as it is."""
 
+import errno
+import os
 import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfed.errors import ConfigError, StorageError
+from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_text, write_whole
-from rayfed.record.claim import KEPT, claim, claim_again, look
-from rayfed.record.ownership import MARKER, NAMES, make_folder, names_of, remove
-from tests.rayfed.record.claims import OURS, TREES, fresh, pictured, plant, run_in, without_ours
+from rayfed.record.claim import claim, claim_again, look
+from rayfed.record.locks import MARKER
+from tests.rayfed.record.claims import TREES, fresh, pictured, plant, run_in, without_kept
 
 
 @settings(max_examples=60, deadline=None)
@@ -30,30 +33,25 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(tmp_path_factor
 
 @settings(max_examples=60, deadline=None)
 @given(around_it=TREES, inside=TREES, part=TREES)
-def test_overwriting_a_run_moves_what_it_wrote_and_nothing_else(tmp_path_factory, around_it, inside, part):
+def test_overwriting_a_run_renames_its_folder_and_touches_nothing_else(
+    tmp_path_factory, around_it, inside, part
+):
     around = fresh(tmp_path_factory)
     plant(around, {name: kind for name, kind in around_it.items() if not name.startswith("output")})
     output = around / "output"
     run_in(output)
-    run_in(output / "compare" / "local", part_of=output)
+    run_in(output / "cells" / "local")
     plant(output, inside)
-    plant(output / "compare" / "local", part)
-    before = pictured(around.parent)
-    ours = {f"around/output/{name}" for name in OURS} | {
-        f"around/output/compare/local/{name}" for name in OURS
-    }
+    plant(output / "cells" / "local", part)
+    mine = pictured(output)
+    others = {k: v for k, v in pictured(around.parent).items() if not k.startswith("around/output")}
     with claim(output, look(output, True), overwrite=True) as own:
         pass
-    after = pictured(around.parent)
-    assert not ours & set(after)
-    kept = {k: after.pop(k) for k in [*after] if k.startswith("around/output.before-1")}
     assert own.earlier == around / "output.before-1"
-    for name in ours & set(before):
-        moved = name.replace("around/output/", "around/output.before-1/", 1)
-        assert before[name] == "folder" or isinstance(before[name], Path) or kept[moved] == before[name]
-    foreign = {k: v for k, v in without_ours(before).items() if k not in ours and v != "folder"}
-    assert {k: v for k, v in without_ours(after).items() if v != "folder"} == foreign
-    assert set(after) <= set(before)
+    assert pictured(own.earlier) == mine
+    assert without_kept(pictured(output)) == {}
+    after = pictured(around.parent)
+    assert {k: v for k, v in after.items() if not k.startswith("around/output")} == others
 
 
 @settings(max_examples=50, deadline=None)
@@ -65,7 +63,7 @@ def test_a_refused_run_takes_back_what_it_made(tmp_path_factory, tree, deep):
     output = around.joinpath("new", *["deeper"] * deep)
     with claim(output, look(output)) as own:
         write_text(output / "config.yaml", "ours")
-        make_folder(output / "model")
+        write_text(output / "tensorboard" / "events.out.tfevents.1", "ours")
         own.discard()
     assert pictured(around.parent) == before
 
@@ -85,93 +83,67 @@ def test_each_earlier_run_is_kept_and_can_be_continued(tmp_path):
 def test_a_refused_run_puts_the_earlier_one_back(tmp_path):
     run = tmp_path / "run"
     run_in(run)
-    run_in(run / "compare" / "local", part_of=run)
+    run_in(run / "cells" / "local")
     (run / "notes").write_text("mine")
-    before = {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in KEPT}
+    before = pictured(tmp_path)
     with claim(run, look(run, True), overwrite=True) as own:
         write_text(run / "config.yaml", "new")
-        assert (tmp_path / "run.before-1" / "compare" / "local" / "config.yaml").exists()
+        assert (tmp_path / "run.before-1" / "cells" / "local" / "config.yaml").exists()
         own.discard()
-    assert {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in KEPT} == before
+    assert pictured(tmp_path) == before
     with claim_again(run) as own:
         own.take_over()
         write_text(run / "config.yaml", "its own file")
 
 
-def test_a_run_without_a_finished_round_is_not_kept(tmp_path):
-    with claim(tmp_path / "run", ""):
-        write_text(tmp_path / "run" / "config.yaml", "nothing ran")
-    run_in(tmp_path / "run")
-    assert not (tmp_path / "run.before-1").exists()
+def test_a_run_without_a_finished_round_is_kept_only_with_something_else(tmp_path):
+    run, kept = tmp_path / "run", tmp_path / "run.before-1"
+    with claim(run, ""):
+        write_text(run / "config.yaml", "nothing ran")
+        write_text(run / "tensorboard" / "events.out.tfevents.1", "nothing ran")
+    run_in(run)
+    assert not kept.exists()
+    (run / "rounds.jsonl").unlink()
+    for name in ("history", "model", "figures"):
+        shutil.rmtree(run / name)
+    (run / "notes").write_text("mine")
+    run_in(run)
+    assert (kept / "notes").read_text() == "mine"
 
 
-@pytest.mark.parametrize("lost", [MARKER, NAMES])
-def test_a_run_without_its_marker_or_its_list_is_left_alone(lost, tmp_path):
+def test_a_folder_without_a_marker_is_left_alone(tmp_path):
     run = tmp_path / "run"
     run_in(run)
-    (run / lost).unlink()
-    before = pictured(tmp_path)
+    (run / MARKER).unlink()
+    before = without_kept(pictured(tmp_path))
     with pytest.raises(ConfigError), claim_again(run):
         pass
     with pytest.raises(ConfigError):
         run_in(run, overwrite=True)
-    after = {k: v for k, v in pictured(tmp_path).items() if Path(k).name not in (".lock", ".writer")}
-    assert after == {k: v for k, v in before.items() if Path(k).name not in (".lock", ".writer")}
+    assert without_kept(pictured(tmp_path)) == before
 
 
-def test_a_foreign_file_in_the_place_of_ours_is_not_written_over(tmp_path):
+def test_an_earlier_run_that_cannot_be_renamed_stays(tmp_path, monkeypatch):
     run_in(tmp_path / "run")
-    with claim(tmp_path / "run", look(tmp_path / "run", True), overwrite=True):
-        (tmp_path / "run" / "report.md").write_text("mine")
-        with pytest.raises(StorageError, match=r"report\.md: the file exists"):
-            write_text(tmp_path / "run" / "report.md", "ours")
-        remove(tmp_path / "run" / "report.md")
-    assert (tmp_path / "run" / "report.md").read_text() == "mine"
+    before = pictured(tmp_path)
+
+    def refuse(*args):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be renamed to 'run.before-1': Device or resource busy"):
+        run_in(tmp_path / "run", overwrite=True)
+    assert pictured(tmp_path) == before
 
 
-def test_no_link_is_followed_for_writing_or_removing(tmp_path):
-    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    run_in(run)
-    elsewhere.mkdir()
-    (run / "model" / "params.safetensors").rename(elsewhere / "params.safetensors")
-    (run / "model").rmdir()
-    (run / "model").symlink_to(elsewhere)
-    with claim(run, look(run, True), overwrite=True), pytest.raises(StorageError, match="is a symbolic link"):
-        write_text(run / "model" / "params.safetensors", "ours")
-    assert (elsewhere / "params.safetensors").read_text() == "ours model/params.safetensors"
-    assert (run / "model").is_symlink()
-
-
-def test_a_link_in_place_of_a_folder_is_refused_before_the_run_is_continued(tmp_path):
+def test_where_a_link_is_in_place_of_the_folder_the_link_stays(tmp_path):
+    (tmp_path / "disk" / "mine").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "mine")
     run_in(tmp_path / "run")
-    with claim_again(tmp_path / "run"):
-        pass
-    (tmp_path / "run" / "figures").rename(tmp_path / "elsewhere")
-    (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere")
-    refused = pytest.raises(ConfigError, match="figures is a link, and a run does not follow links")
-    with refused, claim_again(tmp_path / "run"):
-        pass
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '+"../precious"',
-        '+"/etc/precious"',
-        '+"a/../../precious"',
-        "+[1]",
-        '+"x',
-        "+" + "[" * 100_000,
-        '+"\\u0000"',
-    ],
-)
-def test_a_list_that_was_tampered_with_names_nothing_outside(line, tmp_path):
-    run_in(tmp_path / "run")
-    (tmp_path / "precious").write_text("mine")
-    with (tmp_path / "run" / NAMES).open("a") as file:
-        file.write(f"{line}\n")
     run_in(tmp_path / "run", overwrite=True)
-    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "run").is_symlink()
+    for name in ("mine", "mine.before-1"):
+        assert (tmp_path / "disk" / name / "config.yaml").read_text() == "ours config.yaml"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{", '{"format": 2}', "[" * 100_000, "\0"])
@@ -182,15 +154,6 @@ def test_a_damaged_marker_is_no_permission(content, tmp_path):
     with pytest.raises(ConfigError, match=re.escape(MARKER)):
         run_in(tmp_path / "run", overwrite=True)
     assert pictured(tmp_path) == before
-
-
-def test_a_line_of_the_list_that_was_cut_off_costs_only_itself(tmp_path):
-    run_in(tmp_path / "run")
-    with (tmp_path / "run" / NAMES).open("a") as file:
-        file.write('+"figures/b.p')
-    names_of(tmp_path / "run").add("figures/c.png")
-    assert "figures/c.png" in names_of(tmp_path / "run").all()
-    assert not [name for name in names_of(tmp_path / "run").all() if "b.p" in name]
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])

@@ -1,6 +1,7 @@
 """One command at a time has a folder, and a driver writes only under the command that started it."""
 
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,10 +9,10 @@ from hypothesis import strategies as st
 
 from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_text
-from rayfed.record.claim import claim, claim_again, look
+from rayfed.record.claim import KEPT, claim, claim_again, look
 from rayfed.record.folder import RunFolder
-from rayfed.record.ownership import COMMAND, WRITER, hold_lock, is_locked, names_of
-from tests.rayfed.record.claims import fresh, pictured, run_in
+from rayfed.record.locks import COMMAND, WRITER, hold_lock, is_locked
+from tests.rayfed.record.claims import OURS, fresh, pictured, run_in
 
 
 @pytest.mark.parametrize("name", [COMMAND, WRITER])
@@ -32,9 +33,9 @@ def test_a_folder_that_is_being_written_is_not_touched(name, overwrite, tmp_path
 def test_a_part_that_is_being_written_protects_the_whole(tmp_path):
     run = tmp_path / "run"
     run_in(run)
-    run_in(run / "compare" / "local", part_of=run)
+    run_in(run / "cells" / "local")
     before = pictured(tmp_path)
-    with hold_lock(run / "compare" / "local", COMMAND), pytest.raises(ConfigError, match="another process"):
+    with hold_lock(run / "cells" / "local", COMMAND), pytest.raises(ConfigError, match="another process"):
         run_in(run, overwrite=True)
     assert pictured(tmp_path) == before
 
@@ -100,7 +101,7 @@ def test_of_commands_at_once_one_at_most_has_the_folder(tmp_path_factory, there,
     assert len(race.winners) <= 1
     if race.winners:
         assert (run / "config.yaml").read_text() == f"{race.winners[0]}"
-        assert len(names_of(run).all()) == 2  # the file, and where it was written first
+        assert {path.name for path in run.iterdir()} <= {*KEPT, *(Path(name).parts[0] for name in OURS)}
     if not refused and (all(overwrites) or not there):
         assert len(race.winners) == 1
         assert race.refused == len(overwrites) - 1
