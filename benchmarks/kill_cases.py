@@ -23,7 +23,7 @@ MOMENTS = ("at the start", "in a round", "while a checkpoint is written")
 MACHINES = ("quiet", "loaded")
 SURVIVED = ("one client actor", "all client actors")  # they are replaced, and the run goes on
 ACTOR_LOST = "was lost; a new actor repeats its work"
-"""What the driver says of an actor that it replaces."""
+"""The words of the driver about an actor that it replaces."""
 
 PLACES = ("full disk", "read-only output", "no HOME", "no TMPDIR", "cache file of garbage")
 
