@@ -16,10 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayfed.record.readers import STUDY
 from rayfed.report.feature_map import TITLE as FEATURES
-from rayfed.report.figures import FIGURES, OF_FOLDS, compare_runs
+from rayfed.report.figures import FIGURES, OF_FOLDS, OF_METHODS, compare_runs
 from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import TITLE as LANDSCAPE
+from rayfed.report.method_runs import runs_in
 from rayfed.report.slopes import TITLE as SLOPES
 
 ROOT = Path(__file__).parent.parent
@@ -203,8 +205,11 @@ def picture(title: str, run: Path) -> str:
         return name
     if run.name == "seeds":
         drawing = compare_runs({path.name: sorted(path.iterdir()) for path in sorted(run.iterdir())})
+    elif title in (several := {**OF_METHODS, **OF_FOLDS}):
+        drawing = several[title](runs_in(run).seeds[0])
     else:
-        drawing = {**FIGURES, **OF_FOLDS}[title](RunTables(run))
+        first = next(runs_in(run).seeds[0].each())[2] if (run / STUDY).exists() else run
+        drawing = FIGURES[title](RunTables(first))
     if drawing is None:
         raise RuntimeError(f"{run} has no table for the figure {title!r}")
     drawing.write(IMAGES / name)

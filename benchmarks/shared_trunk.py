@@ -60,7 +60,8 @@ def main() -> None:
                 f"repeat {number}: alone {spent['alone'][-1]:.1f} s, three {spent['three'][-1]:.1f} s",
                 flush=True,
             )
-        tensors = {digest(read_tensors(folder / n / "model" / "params.safetensors")) for n in asked}
+        first = [folder / "alone", folder / "three" / "cells" / f"{METHODS[0]}-seed0"]
+        tensors = {digest(read_tensors(each / "model" / "params.safetensors")) for each in first}
     print(f"same tensors of {METHODS[0]} in both: {len(tensors) == 1}")
     ratio = statistics.median(spent["three"]) / statistics.median(spent["alone"])
     print(f"ratio {ratio:.2f}")

@@ -18,6 +18,7 @@ from rayfed.user_files import check_run_folder, user_folder
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
+    from rayfed.experiment.single_run import Show
 
 USAGE = """\
 python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json]
@@ -66,11 +67,9 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def is_finished(config: Config, path: Path) -> bool:
-    """Whether a single run has all its rounds; of several in one folder, others may have to go on."""
+    """Whether a run has all its rounds."""
     from rayfed.record.readers import rows_so_far
 
-    if config.protocol != "single" or config.compare:
-        return False
     with suppress(RayFedError):  # the run itself mends a damaged file, or names it
         return len(rows_so_far(path)) >= config.rounds
     return False
@@ -88,6 +87,23 @@ def _rounds(text: str, before: int) -> int:
     return rounds
 
 
+def _continue_study(path: Path, overrides: Sequence[str], show: Show) -> None:
+    """Continue the runs of a study.
+
+    Raises:
+        ConfigError: A program or a file of `rayfed study` began it, and knows what its cells are.
+    """
+    from rayfed.experiment.study.from_command import go_on
+
+    if not (path / "config.yaml").exists():
+        raise ConfigError(
+            f"{path}: holds a study of a program or of rayfed study FILE.yaml; run that again to continue it"
+        )
+    with use_screen(screen_of(show.quiet, show.as_json)):
+        stage("reading the config", passing=True)
+        go_on(path, config_to_continue(path, overrides), show)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     parser = parser_of("rayfed.resume", USAGE)
@@ -103,14 +119,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rayfed.experiment.runner import Runner
         from rayfed.experiment.single_run import Show
         from rayfed.record.claim import claim_again
+        from rayfed.record.readers import STUDY
 
+        show = Show(args.quiet, args.json)
+        if (args.run / STUDY).exists():
+            _continue_study(args.run, args.overrides, show)
+            return
         check_run_folder(args.run)
         with use_screen(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
             stage("reading the config", passing=True)
             config = config_to_continue(args.run, args.overrides)
             if is_finished(config, args.run):
                 stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
-            Runner(show=Show(args.quiet, args.json)).start(config, claim)
+            Runner(show=show).start(config, claim)
 
     return run_guarded(work, args.debug, "what was finished is kept")
 

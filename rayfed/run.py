@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, stage, use_screen
@@ -71,11 +72,12 @@ def work(args: argparse.Namespace) -> None:
 
         say(matrix_of(args.overrides, args.config))
         if not is_table(args.overrides, args.config):
+            from rayfed.experiment import runner
             from rayfed.experiment.experiment import Experiment
-            from rayfed.experiment.runner import check
+            from rayfed.experiment.study import from_command
 
             config = Experiment.from_overrides(args.overrides, args.config).config()
-            check(config)
+            (from_command if from_command.makes_study(config) else runner).check(config)
             say("checked: config, data, model and folder of the run, as before its start")
             if config.cluster.executor == "ray":
                 say("not checked: whether it fits on the cluster; see python -m rayfed.doctor")
@@ -95,8 +97,13 @@ def work(args: argparse.Namespace) -> None:
             return
         from rayfed.experiment.runner import Runner
         from rayfed.experiment.single_run import Show
+        from rayfed.experiment.study import from_command
 
-        Runner(show=Show(args.quiet, args.json)).start(config)
+        shown = Show(args.quiet, args.json)
+        if from_command.makes_study(config):
+            from_command.begin(config, shown)
+        else:
+            Runner(show=shown).start(replace(config, compare=(), compare_options={}))
 
 
 if __name__ == "__main__":

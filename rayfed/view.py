@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError
 from rayfed.record.locks import is_locked
-from rayfed.record.readers import read_yaml, reading, rows_so_far
+from rayfed.record.readers import STUDY, read_json, read_yaml, reading, rows_so_far
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.exit_code import run_guarded
@@ -46,6 +46,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     """
     from rayfed.report.final_table import final_table, last_evaluated
 
+    path = one_run(path)
     rounds = planned_rounds(path)
     with reading(path):
         json_of = path if as_json else None
@@ -61,21 +62,34 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
         teller(as_json=as_json)(f"{path}: {len(rows_shown)} of {rounds} rounds{ended}")
 
 
+def one_run(path: Path) -> Path:
+    """The folder itself; of a study without a protocol, that of its first method.
+
+    Raises:
+        ConfigError: The folder holds several runs of one method; names them.
+    """
+    if not (path / STUDY).exists():
+        return path
+    tree = read_json(path / STUDY, dict)
+    with reading(path / STUDY):
+        folders = [str(cell["folder"]) for cell in tree["cells"]]
+        rows = [str(cell["label"]) for cell in tree["cells"]]
+    if len(set(rows)) < len(rows) or not folders:
+        raise ConfigError(f"{path}: holds several runs; look at one of {', '.join(folders)}")
+    others = f"; the others are in {', '.join(folders[1:])}" if folders[1:] else ""
+    teller(as_json=True)(f"{path / folders[0]}{others}")
+    return path / folders[0]
+
+
 def planned_rounds(path: Path) -> int:
     """Number of planned rounds of the run in a folder.
 
     Raises:
-        ConfigError: The folder holds no run, or a protocol, which consists of several.
+        ConfigError: The folder holds no run.
     """
     check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
-        config = read_yaml(path / "config.yaml")
-        rounds = int(config["rounds"])
-        protocol = config.get("protocol", "single")
-    if protocol != "single":
-        folds = ", ".join(sorted(p.parent.name for p in path.glob("*/config.yaml")))
-        raise ConfigError(f"{path}: holds several runs; look at one of {folds}")
-    return rounds
+        return int(read_yaml(path / "config.yaml")["rounds"])
 
 
 def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:

@@ -51,11 +51,12 @@ CHOOSES = ("algorithm", "experiment")
 """Groups that choose the method of a command."""
 
 
-def methods_to_compare(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The methods that a command compares where nothing but `compare` names one.
+def methods_to_compare(overrides: Sequence[str], more: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """The methods that are compared where nothing but `compare` names one.
 
     Args:
         overrides: `group=name` and `key=value`, as on the command line.
+        more: Values that are no texts, as of `compose`.
 
     Returns:
         Their names; empty where `algorithm` or `experiment` chooses a method, or nothing is compared.
@@ -64,12 +65,13 @@ def methods_to_compare(overrides: Sequence[str]) -> tuple[str, ...]:
         ConfigError: Only one method is listed, or one of them twice.
     """
     pairs = [(key.strip(), value.strip()) for key, _, value in (text.partition("=") for text in overrides)]
-    texts = [value for key, value in pairs if key == "compare"]
-    if not texts or any(key in CHOOSES for key, _ in pairs):
+    given = [parse_value(key, value) for key, value in pairs if key == "compare"]
+    given += [more["compare"]] if more and "compare" in more else []
+    if not given or any(key in CHOOSES for key, _ in pairs):
         return ()
-    value = parse_value("compare", texts[-1])
+    value = given[-1]
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return ()  # the schema refuses it, or nothing is compared
     check_listed_once(value)
     if len(names) == 1:

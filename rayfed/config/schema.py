@@ -268,7 +268,7 @@ def load_config(
     """
     if file is not None:
         return resolve(whole(composed(overrides, read_file(file, "--config"), more), file))
-    if names := methods_to_compare(overrides):
+    if names := methods_to_compare(overrides, more):
         return _comparison(names, overrides, more)
     config = resolve(composed(overrides, more=more))
     has_method = any(text.partition("=")[0].strip() in CHOOSES for text in overrides)

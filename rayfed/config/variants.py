@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from rayfed.config.catalog import choices_of
-from rayfed.config.check_keys import parse, plain
+from rayfed.config.check_keys import parse
 from rayfed.config.compose import HALVES, compose, folder
 from rayfed.config.schema import Config, compatible_parts, of_compared, with_method
 from rayfed.data.data_config import DataConfig, client_domains
@@ -38,12 +37,12 @@ TEMPLATE = "template"
 """Key of a data set in `data.targets` that is not one of the section `data`: its class prompt."""
 
 
-def part(config: Config, path: Path, name: str, **changes: Any) -> Config:
-    """A run of a protocol, in a folder of its name. Args: changes: other values, by key of the config."""
-    return replace(config, protocol="single", output=str(path / name), overwrite=True, **changes)
+def part(config: Config, **changes: Any) -> Config:
+    """A run of a protocol. Args: changes: other values, by key of the config."""
+    return replace(config, protocol="single", **changes)
 
 
-def unseen_clients(config: Config, path: Path) -> dict[str, Config]:
+def unseen_clients(config: Config) -> dict[str, Config]:
     """One experiment for each number of clients that never train.
 
     Raises:
@@ -60,12 +59,11 @@ def unseen_clients(config: Config, path: Path) -> dict[str, Config]:
     for number in numbers:
         evaluation = replace(config.evaluation, local_steps=steps if number else 0)
         data = replace(config.data, unseen_clients=number)
-        name = f"unseen-{number}"
-        runs[name] = part(config, path, name, data=data, evaluation=evaluation)
+        runs[f"unseen-{number}"] = part(config, data=data, evaluation=evaluation)
     return runs
 
 
-def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
+def cross_domains(config: Config, open_data: Open) -> dict[str, Config]:
     """One experiment whose clients have the domains that are not held out; or one for each domain alone.
 
     Raises:
@@ -82,12 +80,14 @@ def cross_domains(config: Config, open_data: Open, path: Path) -> dict[str, Conf
     runs = {}
     for sources, targets in pairs:
         name = f"from-{sources[0]}" if len(sources) == 1 else f"from-{len(sources)}-domains"
-        runs[name] = part(config, path, name, data=replace(data, domains=sources, held_out=targets))
+        runs[name] = part(config, data=replace(data, domains=sources, held_out=targets))
     return runs
 
 
-def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
+def base_to_new(config: Config, open_data: Open) -> dict[str, Config]:
     """The experiment on the base classes, and one that scores its model on the new ones at the same clients.
+
+    `evaluation.model_of` of the second run is left to its caller, who knows the folder of the first one.
 
     Raises:
         ConfigError: There are no such classes, or fewer than two base or new ones.
@@ -102,10 +102,10 @@ def base_to_new(config: Config, open_data: Open, path: Path) -> dict[str, Config
                 f"data.new_classes: {config.data.new_classes} leaves {len(names)} of {len(classes)} classes "
                 f"as {what} classes; two or more are needed to be told apart"
             )
-    trained = part(config, path, BASE, data=replace(plain, classes=base))
+    trained = part(config, data=replace(plain, classes=base))
     if plain.population is not None:  # too many clients to score each of them on the new classes
-        return {BASE: trained, NEW: scoring(trained, path, NEW, only_tests(replace(plain, classes=new)))}
-    scored = scoring(trained, path, NEW, replace(plain, classes=new, base_classes=base, augment=None))
+        return {BASE: trained, NEW: scoring(trained, only_tests(replace(plain, classes=new)))}
+    scored = scoring(trained, replace(plain, classes=new, base_classes=base, augment=None))
     evaluation = replace(scored.evaluation, clients=config.evaluation.clients)
     return {BASE: trained, NEW: replace(scored, evaluation=evaluation)}
 
@@ -139,8 +139,10 @@ def _range_of_classes(classes: int) -> str:
     return f"use a number of 2..{classes - 2}"
 
 
-def cross_datasets(config: Config, path: Path) -> dict[str, Config]:
+def cross_datasets(config: Config) -> dict[str, Config]:
     """The experiment on its own data, and one that scores its model on each data set of `data.targets`.
+
+    `evaluation.model_of` of these is left to the caller, as in `base_to_new`.
 
     Raises:
         ConfigError: There are none, one does not exist, or two have the same name.
@@ -152,7 +154,7 @@ def cross_datasets(config: Config, path: Path) -> dict[str, Config]:
             "'data.targets={dtd: {root: DTD}, eurosat: {root: EUROSAT}}'"
         )
     source = folder_name(config.data.name)
-    trained = part(config, path, source, data=replace(config.data, targets=None))
+    trained = part(config, data=replace(config.data, targets=None))
     runs = {source: trained}
     for name, values in (asked if isinstance(asked, Mapping) else {name: {} for name in asked}).items():
         target = target_data(name, values, config.data.cache)
@@ -165,7 +167,7 @@ def cross_datasets(config: Config, path: Path) -> dict[str, Config]:
                 f"data.targets: {name} is named {target.name!r}, as another data set of this experiment; set "
                 f"its `name`, as in data.targets={{{name}: {{name: other}}}}"
             )
-        runs[key] = replace(scoring(trained, path, key, only_tests(target)), model=model)
+        runs[key] = replace(scoring(trained, only_tests(target)), model=model)
     return runs
 
 
@@ -190,13 +192,11 @@ def target_data(name: str, values: Mapping[str, Any], cache: str | None) -> Data
     return parse(DataConfig, {"cache": cache, **section, **own}, f"data.targets.{name}")
 
 
-def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
+def scoring(trained: Config, data: DataConfig) -> Config:
     """A run that trains nothing and scores the final model of another one on other data.
 
     Args:
         trained: The other run.
-        path: Folder of the experiment.
-        name: Name of the run.
         data: Its data, of which only the test samples count.
     """
     evaluation = replace(
@@ -206,27 +206,24 @@ def scoring(trained: Config, path: Path, name: str, data: DataConfig) -> Config:
         personal=False,
         validation=False,
         local_steps=0,
-        model_of=trained.output,
     )
     off: dict[str, Any] = {"channel": (), "privacy": PrivacyConfig(), "faults": FaultsConfig()}
     off |= {
-        "equal_steps": False,
         "capacity": None,
         "clients_per_round": "all",
         "sampling": "uniform",
         "rounds": 1,
     }
-    return part(trained, path, name, data=data, evaluation=evaluation, **off)
+    return part(trained, data=data, evaluation=evaluation, **off)
 
 
-def comparisons(config: Config, path: Path) -> dict[str, Config]:
+def comparisons(config: Config) -> dict[str, Config]:
     """The other experiments of `compare`, by algorithm: the same but for the method.
 
     A method has its defaults, and of `compare_options` what it has a key for.
 
     Args:
         config: The main experiment.
-        path: Folder of the main run.
 
     Raises:
         ConfigError: An algorithm does not exist, does not fit the tuning, or cannot have a value that was
@@ -238,12 +235,8 @@ def comparisons(config: Config, path: Path) -> dict[str, Config]:
         if name == config.algorithm:
             continue
         rounds = config.rounds if METHODS.load(name, "compare").server.trains else 1
-        changes: dict[str, Any] = {"output": str(path / "compare" / name), "overwrite": True}
-        if (trained := config.evaluation.model_of) is not None:  # its own run, inside that of the main method
-            scored = replace(config.evaluation, model_of=str(Path(trained) / "compare" / name))
-            changes["evaluation"] = plain(scored)
         with of_compared(name):
-            configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds, **changes)
+            configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds)
             compatible_parts(configs[name])
     return configs
 
@@ -306,8 +299,8 @@ def own_optimizer(method: str) -> str | None:
     return train.get("optimizer")
 
 
-def folds(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
-    """One experiment per domain, with that domain held out, in a folder of its name.
+def folds(config: Config, open_data: Open) -> dict[str, Config]:
+    """One experiment per domain, with that domain held out.
 
     Raises:
         ConfigError: A domain is held out already, there is only one, or there is nothing to select with.
@@ -327,7 +320,7 @@ def folds(config: Config, open_data: Open, path: Path) -> dict[str, Config]:
         config.evaluation, every=config.evaluation.every or 1, personal=True, validation=True
     )
     return {
-        name: part(config, path, name, data=replace(config.data, held_out=name), evaluation=evaluation)
+        name: part(config, data=replace(config.data, held_out=name), evaluation=evaluation)
         for name in domains
     }
 
@@ -336,8 +329,8 @@ SHOTS = (1, 2, 4, 8, 16)
 """Numbers of shots of protocol=few_shot where `data.shots` is not set, those of CoOp (Zhou et al., 2022)."""
 
 
-def few_shots(config: Config, path: Path) -> dict[str, Config]:
-    """One experiment for each number of training samples of a class and client, in a folder of its name.
+def few_shots(config: Config) -> dict[str, Config]:
+    """One experiment for each number of training samples of a class and client.
 
     Raises:
         ConfigError: A number is listed twice, or none is.
@@ -346,10 +339,7 @@ def few_shots(config: Config, path: Path) -> dict[str, Config]:
     shots = list(SHOTS) if shots is None else shots
     if not shots or len(set(shots)) < len(shots):
         raise ConfigError(f"data.shots: {shots} must list one number of samples or more, each once")
-    return {
-        f"shots-{count}": part(config, path, f"shots-{count}", data=replace(config.data, shots=count))
-        for count in shots
-    }
+    return {f"shots-{count}": part(config, data=replace(config.data, shots=count)) for count in shots}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,20 +347,22 @@ class Protocol:
     """An experiment that consists of several runs.
 
     Attributes:
-        parts: The runs by name, in their order, from the config, what opens data sets, and the folder.
+        parts: The runs by name, in their order, from the config and what opens data sets.
         doing: What is said when it begins, with the names of the runs.
         part: What a run is, for messages.
         data: What the matrix of a paper's table says of the data.
         setting: What tells a run apart from the others, with its name.
         by_validation: The round with the best validation score is reported, not the last evaluated one.
+        scores_first: All runs but the first one train nothing, and score the final model of the first one.
     """
 
-    parts: Callable[[Config, Open, Path], dict[str, Config]]
+    parts: Callable[[Config, Open], dict[str, Config]]
     doing: str
     part: str
     data: str
     setting: str = "{name}"
     by_validation: bool = False
+    scores_first: bool = False
 
 
 PROTOCOLS: Mapping[str, Protocol] = {
@@ -383,13 +375,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
         by_validation=True,
     ),
     "few_shot": Protocol(
-        parts=lambda config, open_data, path: few_shots(config, path),
+        parts=lambda config, open_data: few_shots(config),
         doing="training with {names}",
         part="number of shots",
         data="few shots",
     ),
     "unseen_clients": Protocol(
-        parts=lambda config, open_data, path: unseen_clients(config, path),
+        parts=lambda config, open_data: unseen_clients(config),
         doing="holding back clients: {names}",
         part="share of unseen clients",
         data="some clients never train",
@@ -406,12 +398,14 @@ PROTOCOLS: Mapping[str, Protocol] = {
         part="set of classes",
         data="base and new classes",
         setting="{name} classes",
+        scores_first=True,
     ),
     "cross_dataset": Protocol(
-        parts=lambda config, open_data, path: cross_datasets(config, path),
+        parts=lambda config, open_data: cross_datasets(config),
         doing="training on the first and scoring on the other data sets: {names}",
         part="data set",
         data="scored on other data sets",
+        scores_first=True,
     ),
 }
 """Every protocol but `single`; `rayfed.report.protocols` has the table of each."""

@@ -233,7 +233,8 @@ def prepare(
     _check_device(config.cluster)
     known = shared or Shared()
     shape_of(config, known)
-    stage(f"loading the data {config.data.name} and the model {config.model.name}")
+    words = f"loading the data {config.data.name} and the model {config.model.name}"
+    known.once("said", words, lambda: stage(words))
     dataset = dataset_of(config, known)
     goal = _goal(config, parts, dataset)
     partition = clients_of(config, known)

@@ -259,7 +259,7 @@ def sweep(
         _check_range(key, values)
     validated = experiment.config().evaluation.validation or True  # which kind is the experiment's choice
     base = experiment.changed(**{"evaluation.validation": validated})
-    one_run(base.config())
+    one_run(base.config(), base.given)
     own = _own_values(base, space)
     done: list[tuple[Mapping[str, Any], Run]] = []
 

@@ -78,19 +78,3 @@ def with_passes(config: Config, name: str, factor: int) -> Config:
     else:
         longer = replace(train, epochs=train.epochs * factor, max_steps=limit)
     return replace(config, train=longer)
-
-
-def factors_beside(main: str, batches: Mapping[str, float]) -> dict[str, int]:
-    """As `passes`, for methods that are compared with one whose config stays as it is.
-
-    Raises:
-        ConfigError: Another one trains more often than it, or would need a part of a pass.
-    """
-    factors = passes(batches)
-    if factors[main] != 1:
-        most = max(batches, key=lambda name: batches[name])
-        raise ConfigError(
-            f"equal_steps: {most} trains {factors[main]} times as often as {main}, with which the others are "
-            f"compared; write {most} first in compare, or as algorithm"
-        )
-    return factors

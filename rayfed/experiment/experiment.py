@@ -16,9 +16,8 @@ from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
 from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
 from rayfed.experiment.kept_session import end_session as end_session
-from rayfed.experiment.study.coordinates import SEED
-from rayfed.experiment.study.described import INDEPENDENT, Fixed, several_runs
-from rayfed.user_objects import is_own, title
+from rayfed.experiment.study.described import compared, one_method
+from rayfed.user_objects import is_own
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         PrivacyKeys,
         TrainKeys,
     )
+    from rayfed.experiment.single_run import Show
     from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
     from rayfed.federation.method_registry import Method
@@ -161,6 +161,7 @@ class Experiment:
             raise ConfigError(f"algorithm: {others['algorithm']!r} is given, and method too; leave out one")
         self._given = {key: value for key, value in named.items() if value is not None} | others
         self._checked: Config | None = None
+        self._texts: dict[str, str] = {}  # those of a command line, which the checked config has
 
     @classmethod
     def of(cls, config: Config) -> Experiment:
@@ -189,17 +190,19 @@ class Experiment:
         for each in listed:
             if not isinstance(each, str):
                 raise ConfigError(f"config: {shown(each)} is no text, such as 'algorithm=fedprox'")
-        return cls.of(load_config(listed, file))
+        same = cls.of(load_config(listed, file))
+        same._texts = {key.strip(): value for key, _, value in (text.partition("=") for text in listed)}
+        return same
 
     @property
     def given(self) -> Mapping[str, Any]:
         """The values that were given, by key; objects are as they were handed over."""
-        return dict(self._given)
+        return {**self._texts, **self._given}
 
     def changed(self, **changes: Any) -> Experiment:
         """The same experiment with other values, by key; keys in dots are given with `**`."""
         same = Experiment()
-        same._checked = self._checked
+        same._checked, same._texts = self._checked, self._texts
         renamed = {
             {"method": "algorithm", "partition": "data.partition"}.get(k, k): v for k, v in changes.items()
         }
@@ -231,7 +234,8 @@ class Experiment:
             changed = overrides or more
             return resolve(composed(overrides, to_dict(self._checked), more)) if changed else self._checked
         has_own = any(not isinstance(self._given.get(key, ""), str) for key in ("model", "data"))
-        if has_own and not {"algorithm", "experiment"} & self._given.keys():
+        chooses = {"algorithm", "experiment"} & self._given.keys() or self._given.get("compare")
+        if has_own and not chooses:
             overrides.append(f"algorithm={GENERAL}")
         return load_config(overrides, more=more)
 
@@ -239,7 +243,10 @@ class Experiment:
     def run(
         self, output: str | Path | None = None, *, quiet: bool | None = None, overwrite: bool = False
     ) -> Run:
-        """Run the experiment; one with a protocol gives a `Study` of its runs, with the coordinate `part`.
+        """Run the experiment.
+
+        One that compares methods or has a protocol gives a `Study`, whose cells have the coordinates
+        `method`, `seed`, and of a protocol `part`.
 
         Args:
             output: Folder of the run, as of the command line; None: nothing is written where you look, and
@@ -251,25 +258,25 @@ class Experiment:
             ConfigError: Something in the input is wrong; found before any actor starts.
             RayFedError: The run failed; its finished rounds are in the folder.
         """
-        own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self._given}
+        own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self.given}
         kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
         folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
         with Shown(quiet) as hidden:
             config = self.config(output=str(folder), overwrite=overwrite, **own)
-            if config.protocol in INDEPENDENT:
+            if config.protocol != "single" or compared(config, self.given):
                 return self._study(config, overwrite).run(output, quiet=quiet)
-            done = _runner(config, hidden).start(one_run(config))
+            done = _runner(config, hidden).start(one_method(config, self.given))
         done._kept = kept
         return done
 
     def _study(self, config: Config, overwrite: bool) -> Any:
-        """The study of the runs of the protocol."""
-        from rayfed.experiment.study.cells import Study
+        """The study of the compared methods and of the runs of the protocol."""
+        from rayfed.experiment.study.methods import methods_study
 
         if overwrite:
             raise ConfigError("overwrite: a study is never replaced; give another folder, or remove this one")
-        at = {"method": title(config.algorithm), SEED: config.seed}
-        return Study([(at, Fixed(config, self.given))])
+        with_others = config if compared(config, self.given) else one_method(config, self.given)
+        return methods_study(with_others, self.given)
 
     @with_gradients
     def __iter__(self) -> Iterator[RoundRow]:
@@ -281,16 +288,13 @@ class Experiment:
 
         with tempfile.TemporaryDirectory(prefix="rayfed-") as folder:
             path = Path(folder) / "run"
-            config = self.config(output=str(path), **QUIETLY)
-            if config.protocol != "single":
-                raise ConfigError("protocol: an experiment of several runs cannot be iterated; use run()")
-            plan = make_plan(config, path)
-            if plan.setup is None or plan.parts:
-                raise ConfigError("compare: an experiment of several runs cannot be iterated; use run()")
+            config = one_run(self.config(output=str(path), **QUIETLY), self.given)
+            setup = make_plan(config, path).setup
+            assert setup is not None  # it is one run
             with folders.claim(path, folders.look(path)) as claim:
-                begin(config, plan.setup, claim, lambda _: None, resume=False)
+                begin(config, setup, claim, lambda _: None, resume=False)
                 session = session_of(config)
-                with launch(plan.setup, config, path, claim=claim.token, session=session) as rows:
+                with launch(setup, config, path, claim=claim.token, session=session) as rows:
                     for row in rows:
                         if "round" in row:
                             yield RoundRow(row)
@@ -313,7 +317,7 @@ class Experiment:
         folder = Path(path).expanduser()
         check_run_folder(folder)
         with Shown(quiet) as hidden, claim_again(folder) as claim:
-            config = replace(one_run(self.config()), output=str(folder), overwrite=False)
+            config = replace(one_run(self.config(), self.given), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
             for key, old, new in config_changes(before, to_dict(config)):
                 if key == "rounds" and new < old:
@@ -331,20 +335,22 @@ class Experiment:
         return f"Experiment({given})"
 
 
-def one_run(config: Config) -> Config:
-    """The config of an experiment that is one run, or of methods that are compared in one folder.
+def one_run(config: Config, given: Mapping[str, Any]) -> Config:
+    """The config of an experiment that is one run, without the reference that a model brings.
+
+    Args:
+        config: The config.
+        given: The values that its user gave, by key.
 
     Raises:
-        ConfigError: Its protocol makes several runs, which no `Run` can stand for.
+        ConfigError: It makes several runs, which no `Run` can stand for.
     """
     if config.protocol != "single":
-        if config.protocol in INDEPENDENT:
-            raise ConfigError(
-                f"protocol: {config.protocol!r} makes several runs, and one is needed here; run(), compare "
-                f"and grid make a study of them"
-            )
-        raise ConfigError(several_runs(config.protocol))
-    return config
+        raise ConfigError(
+            f"protocol: {config.protocol!r} makes several runs, and one is needed here; run(), compare and "
+            f"grid make a study of them"
+        )
+    return one_method(config, given)
 
 
 def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
@@ -373,6 +379,8 @@ def _runner(config: Config, quiet: bool) -> Runner:
 def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
     """Run one experiment as `rayfed run` does: in a folder, on a Ray that ends with it.
 
+    One that compares methods or has a protocol gives a `Study`, as `Experiment.run` does.
+
     Args:
         config: Overrides as on the command line, or a checked config.
         quiet: Show nothing.
@@ -385,7 +393,18 @@ def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
     from rayfed.experiment.single_run import Show
 
     wanted = Experiment.of(config) if isinstance(config, Config) else Experiment.from_overrides(config)
-    return Runner(show=Show(quiet)).start(wanted.config())
+    checked = wanted.config()
+    if not compared(checked, wanted.given):
+        checked = one_method(checked, wanted.given)
+    if checked.protocol != "single" or checked.compare:
+        return _command_study(checked, Show(quiet))
+    return Runner(show=Show(quiet)).start(checked)
+
+
+def _command_study(config: Config, show: Show) -> Any:
+    from rayfed.experiment.study.from_command import begin
+
+    return begin(config, show)
 
 
 def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, str]:

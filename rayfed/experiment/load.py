@@ -14,8 +14,7 @@ def load(path: str | Path) -> Run | Study:
     """Open a finished run, such as one of the command line, or a study.
 
     Args:
-        path: Its folder. Of `rayfed run compare=...`, the first method is in this folder, the others are in
-            its `compare/NAME`. Of `rayfed run protocol=...`, each run is in a folder inside it.
+        path: Its folder. That of `rayfed run compare=...` or `rayfed run protocol=...` is that of a study.
 
     Returns:
         The run; or the study, with the cells that have begun: those that are finished are in its results.
@@ -30,11 +29,6 @@ def load(path: str | Path) -> Run | Study:
     if (folder / STUDY).exists():
         return Study.opened(folder)
     config = load_run(folder)
-    if config.protocol != "single":
-        parts = sorted(each.parent.name for each in folder.glob("*/config.yaml"))
-        raise ConfigError(
-            f"load: {str(folder)!r} holds several runs; give the folder of one: {', '.join(parts)}"
-        )
     digest = digest_if_finished(folder, config.rounds)
     if not digest:
         raise ConfigError(f"load: the run in {str(folder)!r} is not finished; {how_to_go_on(folder)}")

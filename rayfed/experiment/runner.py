@@ -1,4 +1,4 @@
-"""Runs experiments one after the other over one session: one alone, compared methods, runs of a protocol."""
+"""Runs experiments one after the other over one session, and those of a job with the runs of a protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session
 from rayfed.errors import ConfigError, OutputClosedError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.finished_run import Run
-from rayfed.experiment.plan import describe_all, make_plan
+from rayfed.experiment.plan import make_plan
 from rayfed.experiment.single_run import (
     Show,
     advice,
@@ -26,7 +26,6 @@ from rayfed.experiment.single_run import (
     report,
     report_folds,
     run_alone,
-    tell_clients,
 )
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
@@ -73,11 +72,10 @@ class Runner:
             ConfigError: Something in the input is wrong, or the folder holds files of others; found before
                 any actor starts.
             ClientError: A client failed.
-            PartsFailedError: A method of `compare`, or a run of a protocol, failed; the others are finished.
         """
         if claim is not None:
             check_trackers(config.trackers)
-            _check_cluster(config)
+            check_cluster(config)
             plan = make_plan(config, claim.path, self.shared)
             with _noting(claim.path, self.show), self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
@@ -98,7 +96,7 @@ class Runner:
     def run(self, plan: Plan, claim: Claim) -> str:
         """Run a plan in a folder that this process may write to.
 
-        If one of several methods or folds fails, the others are run and reported nevertheless.
+        If one of several folds fails, the others are run and reported nevertheless.
 
         Args:
             plan: The experiment, prepared.
@@ -109,23 +107,20 @@ class Runner:
 
         Raises:
             RayFedError: The run failed.
-            PartsFailedError: Some of the methods or folds failed; the message says which and why.
+            PartsFailedError: Some of the folds failed; the message says which and why.
         """
         began = time.perf_counter()
         show = self.show
         if plan.setup is None:
             digest = self._folds(plan, claim)
-        elif plan.parts:
-            digest = self._comparison(plan, claim)
         else:
             rule = {} if self.stop is None else {"stop": self.stop}
             digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **rule)
-            report(plan.path, show.tell_whole, (), plan.config.figures)
+            report(plan.path, show.tell_whole, plan.config.figures)
         if show.whole is None:
             last_words(plan.path, show.tell, plan.config.report)
         seconds = time.perf_counter() - began
-        whose = f" of {plan.config.algorithm}" if plan.setup is not None and plan.parts else ""
-        show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors{whose} sha256 {digest[:16]}")
+        show.tell_whole(f"{plan.path}: {seconds:.0f} s, tensors sha256 {digest[:16]}")
         return digest
 
     def part(self, plan: Plan, whole: Path, alone: AbstractContextManager[object] | None = None) -> str:
@@ -160,19 +155,6 @@ class Runner:
                     own = held.enter_context(folders.claim(plan.path, owner, True))
             return replace(self, resume=continues).run(plan, own)
 
-    def _comparison(self, plan: Plan, claim: Claim) -> str:
-        """Run the main method in the folder of the run, and the others in folders inside it."""
-        assert plan.setup is not None  # a comparison has a main method
-        show, path, name = self.show, plan.path, plan.config.algorithm
-        show.tell_whole(f"comparing {plan.in_words}")
-        tell_clients(plan.setup, show.about_clients(plan.setup.partition.digest))
-        inside = replace(self, show=show.part_of(path))
-        main = partial(run_alone, plan.config, plan.setup, claim, inside.show, self.resume, self.session)
-        done, failed = inside._each("method", {name: main, **inside._parts_of(plan)})
-        report(path, show.tell_whole, tuple(plan.parts), plan.config.figures)
-        _raise_failures("method", failed, 1 + len(plan.parts), show.whole or path)
-        return done[name]
-
     def _folds(self, plan: Plan, claim: Claim) -> str:
         """Run a protocol, such as one run per held-out domain. The digest combines those of all runs."""
         import yaml
@@ -182,8 +164,6 @@ class Runner:
             claim.take_over()
         write_text(path / "config.yaml", yaml.safe_dump(to_dict(plan.config), sort_keys=False))
         protocol = PROTOCOLS[plan.config.protocol]
-        show.tell_whole(f"{protocol.doing.format(names=', '.join(plan.parts))}: {plan.in_words}")
-        describe_all(plan, show)
         inside = replace(self, show=show.part_of(path))
         done, failed = inside._each(protocol.part, inside._parts_of(plan))
         finished = {name: fold.path for name, fold in plan.parts.items() if name in done}
@@ -223,8 +203,7 @@ def _noting(path: Path, show: Show) -> Iterator[None]:
         yield
     except KeyboardInterrupt as err:
         if not getattr(err, "__notes__", ()):
-            in_parts = any(path.glob("*/checkpoints/round-*"))  # of a protocol, whose folder has no rounds
-            err.add_note(advice(path, show.part_of(path) if in_parts else show))
+            err.add_note(advice(path, show))
         raise
 
 
@@ -274,15 +253,15 @@ def _prepare(config: Config, joins: bool = False, shared: Shared | None = None) 
         shared: What was made for other experiments of this process.
     """
     check_trackers(config.trackers)
-    path = Path(config.output) if config.output else _new_folder(config)
+    path = Path(config.output) if config.output else new_folder_name(config)
     folders.check_own_folder(path)
     owner = folders.look(path, config.overwrite)
     if joins:
-        _check_cluster(config)
+        check_cluster(config)
     return path, owner, make_plan(config, path, shared)
 
 
-def _check_cluster(config: Config) -> None:
+def check_cluster(config: Config) -> None:
     """Check that the cluster answers that the run would join.
 
     Raises:
@@ -295,7 +274,8 @@ def _check_cluster(config: Config) -> None:
         check_address(cluster.address, cluster.connect_timeout)
 
 
-def _new_folder(config: Config) -> Path:
+def new_folder_name(config: Config) -> Path:
+    """A new folder in runs/, named for the method, the data, the seed and the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.algorithm.replace(':', '.')}-{config.data.name}-seed{config.seed}-{stamp}"
     return Path("runs") / f"{name}-{os.getpid()}"

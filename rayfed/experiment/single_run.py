@@ -339,29 +339,22 @@ def _raise_if_asked_to_stop() -> None:
 Tell = Callable[[str], None]
 
 
-def report(path: Path, tell: Tell, others: tuple[str, ...], figures: bool) -> None:
-    """Write report.md with tables and figures, and show the first table.
+def report(path: Path, tell: Tell, figures: bool) -> None:
+    """Write report.md with tables and figures, and show the table.
 
     Args:
         path: Folder of the run.
         tell: Called with the table as text.
-        others: Algorithms whose runs are in `compare/<name>`; then the first table is that of all methods.
         figures: Draw the figures.
     """
-    from rayfed.record.readers import COMPARE
-    from rayfed.report.comparison import table_of_methods
-    from rayfed.report.final_table import RunTables, final_table
+    from rayfed.report.final_table import final_table
     from rayfed.report.report_md import document
 
-    inside = {f"{COMPARE}/{name}": f"the run of {name}" for name in others}
     with reading(path):
-        # The main method of a comparison may have failed in its first round.
-        tables = [final_table(path)] if RunTables(path).rounds or not others else []
-        if others:
-            tables.insert(0, table_of_methods([path, *(path / name for name in inside)]))
-        text = document(path, tables, _draw_figures(path, figures), inside)
+        table = final_table(path)
+        text = document(path, [table], _draw_figures(path, figures))
     write_text(path / "report.md", text)
-    tell("\n" + tables[0].text(terminal_width()))
+    tell("\n" + table.text(terminal_width()))
 
 
 def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Tell) -> None:
@@ -373,14 +366,16 @@ def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Te
         folds: Folders of the finished runs, such as folds by held-out domain.
         tell: Called with the tables as text.
     """
+    from rayfed.report.method_runs import MethodRuns
     from rayfed.report.protocols import TABLES
     from rayfed.report.report_md import document
 
     setting = PROTOCOLS[config.protocol].setting
     inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
     with reading(path):
-        tables = TABLES[config.protocol](config, folds)
-        text = document(path, tables.parts, _draw_figures(path, config.figures), inside)
+        runs = MethodRuns(folders={(config.algorithm, name): fold for name, fold in folds.items()})
+        tables = TABLES[config.protocol](runs)
+        text = document(path, tables.parts, {}, inside)
     write_text(path / "report.md", text)
     tell("\n" + tables.text(terminal_width()))
 

@@ -38,12 +38,13 @@ from rayfed.record.locks import (
     read_mark,
     write_mark,
 )
-from rayfed.record.readers import ROWS, DamagedError
+from rayfed.record.readers import ROWS, STUDY, DamagedError
 
 KEPT = (COMMAND, WRITER, MARKER, f"{MARKER}.tmp")
 """Files of RayFed in the folder of a run that say whose it is."""
 
 BEFORE_ROUNDS = (
+    STUDY,
     "config.yaml",
     "environment.json",
     "partition.parquet",
@@ -138,6 +139,15 @@ def remove_empty(folders: Sequence[Path]) -> None:
             path.rmdir()
 
 
+RUNS = ("run", "study")
+"""Kinds of folders that `rayfed run` makes: of one run, or of several. Each may replace the other."""
+
+
+def _is_of_run(path: Path, kind: str) -> bool:
+    """Whether `rayfed run` made a folder; a study of a program or of a paper's table has no config.yaml."""
+    return kind == "run" or (kind == "study" and (path / "config.yaml").exists())
+
+
 MOST_NAMED = 3  # largest number of foreign files that a message names
 
 
@@ -228,9 +238,9 @@ def look(path: Path, overwrite: bool = False, kind: str = "run") -> str:
             f"output: {str(path)!r} is not empty and holds no {kind} ({_few(strangers)}); choose another "
             "folder, or move these files away"
         )
-    if not overwrite and not (kind == "run" and _is_unbegun(path, mark)):
+    if not overwrite and not (kind in RUNS and _is_unbegun(path, mark)):
         raise ConfigError(_already_held(path, mark.kind))
-    if mark.kind != kind:
+    if mark.kind != kind and not (kind in RUNS and _is_of_run(path, mark.kind)):
         raise ConfigError(f"output: {str(path)!r} holds a {mark.kind}, not a {kind}; choose another folder")
     return mark.claim
 
@@ -251,9 +261,9 @@ def _check_lasts(path: Path) -> None:
 def _already_held(path: Path, kind: str) -> str:
     """Message: the folder holds a run or a sweep, and what can be done."""
     ways = ["choose another folder"]
-    if kind == "run":
+    if _is_of_run(path, kind):
         ways.append("set overwrite=true")
-        if any(path.glob("checkpoints/round-*")) or any(path.glob("*/checkpoints/round-*")):
+        if any(path.glob("checkpoints/round-*")) or any(path.glob("cells/*/checkpoints/round-*")):
             ways.append(f"continue it with {way_to_continue(path)}")
     elif kind == "sweep":
         ways.append(f"continue it with python -m tune.run resume={path}")
@@ -265,7 +275,7 @@ def _already_held(path: Path, kind: str) -> str:
 def _is_unbegun(path: Path, mark: Mark | None) -> bool:
     """Whether a folder holds a run without a finished round, also below it: nothing of it is of use."""
     made = (path / ROWS, path / HISTORY, path / "checkpoints", path / TENSORS)
-    if mark is None or mark.kind != "run" or any(map(os.path.lexists, made)):
+    if mark is None or mark.kind not in RUNS or any(map(os.path.lexists, made)):
         return False
     return all(_is_unbegun(run, mark_of(run)) for run in runs_below(path))
 

@@ -25,6 +25,7 @@ from rayfed.record.locks import WRITER, hold_lock, read_mark
 from rayfed.record.readers import (
     ROWS,
     SENT,
+    STUDY,
     WITHOUT,
     DamagedError,
     has_checkpoint,
@@ -106,7 +107,9 @@ def rounds_on_disk(path: Path) -> int:
 
 
 def way_to_continue(path: Path) -> str:
-    """The command that continues the run in a folder, or the call if no process can import its objects."""
+    """The command that continues what is in a folder, or the call if no process can import its objects."""
+    if (path / STUDY).exists() and (not (path / "config.yaml").exists() or has_own_objects(path)):
+        return "the program that began it"
     call = f"rayfed.Experiment(...).resume({str(path)!r})"
     return call if has_own_objects(path) else f"python -m rayfed.resume {path}"
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from rayfed.types import Params
 
 
-COMPARE = "compare"
-"""The folders of the other runs of `compare` are in here, one for each algorithm."""
+CELLS = "cells"
+"""The folders of the cells of a study are in here."""
 
 WITHOUT = "without.json"
 """File with the scores of the final model whose adapters, or whose head, are put back."""

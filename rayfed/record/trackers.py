@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from rayfed.errors import ConfigError, StorageError, one_line
 from rayfed.federation.executor import Event
 from rayfed.record.atomic_files import write_text
-from rayfed.record.readers import COMPARE, DamagedError, read_json, reading
+from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, reading
 
 DATABASE = "mlflow.db"
 PREFIXES = ("MLFLOW_", "WANDB_")
@@ -450,12 +450,10 @@ def _allowed_name(key: str) -> str:
 
 
 def _home(run: Path) -> Path:
-    """The folder that holds the run, or for a part of another run the folder that holds that one."""
-    if run.parent.name == COMPARE and (run.parent.parent / "config.yaml").is_file():
-        return _home(run.parent.parent)
-    whole = run.parent / "config.yaml"
-    if whole.is_file() and re.search(r"^protocol: (?!single$)\w", whole.read_text(), re.MULTILINE):
-        return _home(run.parent)
+    """The folder that holds the run, or for a cell of a study the folder that holds the study."""
+    whole = run.parent.parent
+    if run.parent.name == CELLS and (whole / STUDY).is_file():
+        return whole.parent
     return run.parent
 
 

@@ -18,8 +18,7 @@ python -m rayfed.report RUN... [--out FILE] [--debug]
 Writes one HTML file about the runs in these folders, a JSON file with the same
 numbers and, of several seeds, a LaTeX file with the table of means. The page
 loads nothing from elsewhere. A folder is that of a run, finished or not, of a
-comparison, of all folds of leave_one_out, of a sweep, of a study, or of a
-reproduced table.
+study (as of compare and protocol), of a sweep, or of a reproduced table.
 For example
   python -m rayfed.report runs/mine
   python -m rayfed.report runs/seed0 runs/seed1 runs/seed2 --out seeds.html

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.objective import METRICS, metric_of, scale_of, share_of
-from rayfed.record.readers import COMPARE, ROWS
+from rayfed.record.readers import ROWS
 from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
@@ -23,6 +23,7 @@ from rayfed.report.method_figures import (
     partition_map,
     sample_map,
 )
+from rayfed.report.method_runs import MethodRuns, StudyRuns
 from rayfed.report.protocols import selected_row
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
@@ -250,15 +251,10 @@ def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str
 Points = dict[int, list[float]]
 
 
-def comparison(run: RunTables) -> style.Drawing | None:
-    """The method of a run and those of its `compare/<name>`; None where nothing is compared."""
-    listed = run.config.get("compare") or []
-    names = [listed] if isinstance(listed, str) else listed
-    folders = {name: run.path / COMPARE / name for name in names}
-    others = {name: [folder] for name, folder in folders.items() if (folder / ROWS).exists()}
-    if not others:
-        return None
-    return compare_runs({run.config["algorithm"]: [run.path], **others})
+def comparison(runs: MethodRuns) -> style.Drawing | None:
+    """The scores of compared methods; None where fewer than two of them have a round."""
+    scored = {method: [path] for _, method, path in runs.each() if (path / ROWS).exists()}
+    return compare_runs(scored) if len(scored) > 1 else None
 
 
 @style.in_style
@@ -319,26 +315,24 @@ PANELS = {"held_out_": "the held-out domain", "": "the clients' own domains"}
 Folds = Mapping[str, RunTables]
 
 
-def _folds(run: RunTables) -> Folds:
-    """The folds with a scored round, by held-out domain, in the order of the data set."""
-    if run.config.get("protocol") != "leave_one_out":
-        return {}
-    tables = [RunTables(path) for path in sorted(run.path.iterdir()) if (path / "partition.parquet").exists()]
-    folds = {fold.path.name: fold for fold in tables if any(metric_of(row, "val_") for row in fold.rounds)}
+def _folds(runs: MethodRuns) -> Folds:
+    """The folds of the first method with a scored round, by held-out domain, in the order of the data set."""
+    first = [(part, RunTables(path)) for part, method, path in runs.each() if method == runs.methods[0]]
+    folds = {part: run for part, run in first if any(metric_of(row, "val_") for row in run.rounds)}
     order = list(next(iter(folds.values())).domains) if folds else []
     return {name: folds[name] for name in sorted(folds, key=order.index)}
 
 
 @style.in_style
-def score_by_fold(run: RunTables) -> style.Drawing | None:
+def score_by_fold(runs: MethodRuns) -> style.Drawing | None:
     """Bars: score of every fold in its selected round and the mean, on the held-out and on the own domains.
 
-    None where the run has no fold with a scored round.
+    None where no fold has a scored round.
     """
-    folds = _folds(run)
+    folds = _folds(runs)
     if not folds:
         return None
-    methods = _methods(run, folds)
+    methods = _methods(runs, folds)
     known = style.looks(methods)
     figure, axes = style.canvas(len(PANELS), 1, (3.4 + 0.5 * len(methods) * (1 + len(folds)), 5.0))
     labels = [*folds, "mean"]
@@ -355,15 +349,15 @@ def score_by_fold(run: RunTables) -> style.Drawing | None:
         axis.set_title(title)
         axis.set_xticks(range(len(labels)), labels)
     axes[-1, 0].set_xlabel("domain that is held out")
-    style.heading(figure, f"Test {metric} with each domain held out", *_about(run))
+    style.heading(figure, f"Test {metric} with each domain held out", *_about(runs))
     style.legend(figure, [style.point_of(look, name) for name, look in known.items()])
     return style.Drawing("folds", figure)
 
 
 @style.in_style
-def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
+def score_by_fold_and_round(runs: MethodRuns) -> style.Drawing | None:
     """Score on the held-out domain over the rounds, a curve for each fold, and their mean in black."""
-    folds = _folds(run)
+    folds = _folds(runs)
     if not folds:
         return None
     metric = _shared_metric(folds)
@@ -384,18 +378,19 @@ def score_by_fold_and_round(run: RunTables) -> style.Drawing | None:
     (mean,) = axis.plot(common, means, "-", color="black", linewidth=2.4, label="mean")
     style.rounds_axis(axis, min(numbers), max(numbers))
     style.score_axis(axis, f"test {metric} of the held-out domain", metric)
-    about = _about(run)
+    about = _about(runs)
     style.heading(
         figure,
-        f"Test {metric} of the held-out domain, {run.config['algorithm']}",
+        f"Test {metric} of the held-out domain, {runs.methods[0]}",
         f"{about[0]}, {span(numbers)}",
     )
     style.legend(figure, [*(style.line_of(known[name], name) for name in curves), mean])
     return style.Drawing("folds_by_round", figure)
 
 
-def _about(run: RunTables) -> Sequence[str]:
-    return (f"{run.config['data']['name']}, seed {run.config['seed']}",)
+def _about(runs: MethodRuns) -> Sequence[str]:
+    config = runs.config
+    return (f"{config['data']['name']}, seed {config['seed']}",)
 
 
 def _shared_metric(folds: Folds) -> str:
@@ -403,19 +398,12 @@ def _shared_metric(folds: Folds) -> str:
     return next(metric for row in rows if (metric := metric_of(row, "val_")))
 
 
-def _methods(run: RunTables, folds: Folds) -> dict[str, list[RunTables]]:
-    """The runs of every method in the order of the folds; the main method is first."""
-    listed = run.config.get("compare") or []
-    others = [listed] if isinstance(listed, str) else listed
-    own = run.config["algorithm"]
-    places: dict[str, list[Path]] = {own: [fold.path for fold in folds.values()]}
-    places |= {
-        name: [fold.path / COMPARE / name for fold in folds.values()] for name in others if name != own
-    }
+def _methods(runs: MethodRuns, folds: Folds) -> dict[str, list[RunTables]]:
+    """The runs of every method that has all folds, in the order of the folds."""
     return {
-        name: [RunTables(path) for path in paths]
-        for name, paths in places.items()
-        if all((path / "config.yaml").exists() for path in paths)
+        method: [RunTables(runs.folders[method, fold]) for fold in folds]
+        for method in runs.methods
+        if all((method, fold) in runs.folders for fold in folds)
     }
 
 
@@ -425,7 +413,6 @@ def _selected_scores(runs: Sequence[RunTables], key: str) -> list[float]:
 
 
 FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
-    "methods that are compared": comparison,
     "labels and domains of the clients": partition_map,
     "score by domain": score_by_domain,
     "score by client": score_by_client,
@@ -444,16 +431,28 @@ FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
 """All figures by title. Each is drawn if the run has the table that it needs."""
 
 
-OF_FOLDS: Mapping[str, Callable[[RunTables], Drawing | None]] = {
+OF_FOLDS: Mapping[str, Callable[[MethodRuns], Drawing | None]] = {
     "score with each domain held out": score_by_fold,
     "score of the held-out domain over the rounds": score_by_fold_and_round,
 }
-"""Figures of the folder of protocol=leave_one_out, which has no tables but folds."""
+"""Figures of protocol=leave_one_out."""
+
+OF_METHODS: Mapping[str, Callable[[MethodRuns], Drawing | None]] = {"methods that are compared": comparison}
+"""Figures of compared methods without a protocol."""
 
 
 def draw_figures(folder: Path) -> dict[str, Path]:
     """Draw all figures for which a run has tables; returns the files by title."""
     stage("drawing the figures")
     run = RunTables(folder)
-    drawn = {title: figure(run) for title, figure in {**FIGURES, **OF_FOLDS}.items()}
+    drawn = {title: figure(run) for title, figure in FIGURES.items()}
+    return {title: drawing.save(folder) for title, drawing in drawn.items() if drawing}
+
+
+def draw_study_figures(folder: Path, study: StudyRuns) -> dict[str, Path]:
+    """Draw the figures of all runs of a study with one seed into its folder; returns the files by title."""
+    stage("drawing the figures")
+    figures = {"": OF_METHODS, "leave_one_out": OF_FOLDS}.get(study.protocol, {})
+    runs = study.seeds[0].finished() if study.protocol else study.seeds[0]
+    drawn = {title: figure(runs) for title, figure in figures.items()} if runs.folders else {}
     return {title: drawing.save(folder) for title, drawing in drawn.items() if drawing}

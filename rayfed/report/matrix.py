@@ -90,7 +90,7 @@ def methods_text(config: Config) -> str:
     Raises:
         ConfigError: A compared method does not fit.
     """
-    configs = [config, *comparisons(config, Path()).values()]
+    configs = [config, *comparisons(config).values()]
     what = "one run" if len(configs) == 1 else f"{len(configs)} methods on the same data (compare)"
     if config.protocol in PROTOCOLS:
         what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"

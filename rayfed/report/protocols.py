@@ -2,13 +2,13 @@
 
 Model selection of leave_one_out as in Lu et al., FedCLIP, 2023: the first round with the highest accuracy
 of the global model on the clients' validation images, mean over clients. No image of the held-out domain is
-used for training or selection, which is checked in the manifest of each run. The runs of `compare` (for
-CLIP models: zero-shot) get the same rows.
+used for training or selection, which is checked in the manifest of each run. Compared methods (for CLIP
+models: zero-shot) get the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,11 +16,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rayfed.config.schema import Config
 from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
 from rayfed.objective import METRICS, is_larger_better, metric_of
-from rayfed.record.readers import COMPARE, read_rows
+from rayfed.record.readers import read_rows, read_yaml
 from rayfed.report.final_table import (
     LAST_ROUND,
     RunTables,
@@ -32,6 +31,7 @@ from rayfed.report.final_table import (
     own_tensors,
     scores_of,
 )
+from rayfed.report.method_runs import MethodRuns
 from rayfed.terminal.table_formats import Table
 
 MEASURES = {
@@ -180,61 +180,44 @@ def check_unseen(folder: Path, domain: str) -> None:
         )
 
 
-def leave_one_out_table(config: Config, folders: Mapping[str, Path]) -> Tables:
+def leave_one_out_table(runs: MethodRuns) -> Tables:
     """Two tables of all folds: targets in rows, clients in columns; and targets in columns.
 
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
     second that of FedCLIP's Table 1.
     """
-    outcomes = [
-        outcome(path, name, domain, config.evaluation.ties) for domain, name, path in runs_in(config, folders)
-    ]
-    title = title_of(config, "each domain held out in turn")
-    table = by_target(outcomes, title, config.evaluation.ties)
-    table = replace(table, notes=(*table.notes, *on_heads(config, folders, rule="")))
+    ties: Ties = "last" if runs.config["evaluation"].get("ties") == "last" else "first"
+    outcomes = [outcome(path, name, domain, ties) for domain, name, path in runs.each()]
+    table = by_target(outcomes, title_of(runs, "each domain held out in turn"), ties)
+    table = replace(table, notes=(*table.notes, *on_heads(runs, rule="")))
     return Tables((table, by_measure(outcomes)))
 
 
-def methods_in(config: Config, folder: Path) -> list[tuple[str, Path]]:
-    """Name and folder of each method in a run of a protocol: the main one, then those of `compare`."""
-    others = (config.compare,) if isinstance(config.compare, str) else config.compare
-    methods = [(name, folder / COMPARE / name) for name in others if name != config.algorithm]
-    return [(config.algorithm, folder), *methods]
-
-
-def runs_in(config: Config, folders: Mapping[str, Path]) -> Iterator[tuple[str, str, Path]]:
-    """Name of each run of a protocol, with the name and the folder of each method in it."""
-    for part, folder in folders.items():
-        for name, path in methods_in(config, folder):
-            yield part, name, path
-
-
-def on_heads(config: Config, folders: Mapping[str, Path], rule: str = LAST_ROUND) -> tuple[str, ...]:
+def on_heads(runs: MethodRuns, rule: str = LAST_ROUND) -> tuple[str, ...]:
     """Notes on the heads of a protocol, on the reported round, and on methods whose clients keep tensors.
 
     Args:
-        config: The experiment of all runs.
-        folders: Folders of its runs.
+        runs: The runs of the protocol.
         rule: As of `head_notes`.
     """
-    runs = [RunTables(path) for _, _, path in runs_in(config, folders)]
+    tables = [RunTables(path) for _, _, path in runs.each()]
     values = differing_values(
-        {run.config["algorithm"]: run.config for run in runs if "algorithm" in run.config}
+        {run.config["algorithm"]: run.config for run in tables if "algorithm" in run.config}
     )
     return (
-        *cut_notes(runs),
-        *head_notes(runs, rule),
-        *own_tensors(run.config for run in runs),
+        *cut_notes(tables),
+        *head_notes(tables, rule),
+        *own_tensors(run.config for run in tables),
         *([values] if values else []),
     )
 
 
-def title_of(config: Config, how: str) -> str:
+def title_of(runs: MethodRuns, how: str) -> str:
     """Title of the table of a protocol, with all methods in it; `how` says what its runs are."""
-    names = ", ".join(name for name, _ in methods_in(config, Path()))
+    config = runs.config
     return (
-        f"{names} on {config.data.name}, {config.model.name}, {config.tuning['name']}, "
-        f"seed {config.seed}, {how}"
+        f"{', '.join(runs.methods)} on {config['data']['name']}, {config['model']['name']}, "
+        f"{config['tuning']['name']}, seed {config['seed']}, {how}"
     )
 
 
@@ -297,29 +280,35 @@ FEW_SHOT_COLUMNS = (
 )
 
 
-def few_shot_table(config: Config, folders: Mapping[str, Path]) -> Tables:
+def few_shot_table(runs: MethodRuns) -> Tables:
     """One row for each number of shots and algorithm, with the scores of the last round that has some.
 
     A run without scores (evaluation.every=0) has empty cells.
 
     Args:
-        config: The experiment of all runs.
-        folders: Folders of the finished runs by `shots-<number>`, in the order of the rows.
+        runs: The finished runs by `shots-<number>`, in the order of the rows.
     """
     rows, metrics = [], []
-    samples = {part: str(training_samples(folder)) for part, folder in folders.items()}
-    for part, name, path in runs_in(config, folders):
+    for part, name, path in runs.each():
         last = last_evaluated(read_rows(path))
         metric = metric_of(last) or METRICS[0]
         metrics.append(metric)
         keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
         values = (percent(last.get(key)) for key in keys)
-        rows.append((part.removeprefix("shots-"), name, samples[part], str(last.get("round", "")), *values))
-    title = title_of(config, "few training samples of each class and client")
+        rows.append(
+            (
+                part.removeprefix("shots-"),
+                name,
+                str(training_samples(path)),
+                str(last.get("round", "")),
+                *values,
+            )
+        )
+    title = title_of(runs, "few training samples of each class and client")
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "
         f"means; training samples: of all clients together",
-        *on_heads(config, folders),
+        *on_heads(runs),
     )
     return Tables((Table(title, FEW_SHOT_COLUMNS, tuple(rows), notes),))
 
@@ -382,15 +371,14 @@ def of_personal(row: Row) -> float | None:
     return None if value is None else float(value)
 
 
-def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
+def by_classes(runs: MethodRuns) -> Tables:
     """One row for each algorithm: its score on base classes, on new ones, and their harmonic mean.
 
     Args:
-        config: The experiment of both runs.
-        folders: Folders of the finished runs, by `base` and `new`.
+        runs: The finished runs, by `base` and `new`.
     """
     rows = []
-    for name, base, new in _by_method(config, folders, (BASE, NEW)):
+    for name, base, new in _by_method(runs, (BASE, NEW)):
         first, second = of_global(base, "_domain"), of_global(new, "_domain")
         both = None if first is None or second is None else harmonic_mean(first, second)
         rows.append((name, round_of(base), *map(percent, (first, second, both))))
@@ -399,58 +387,55 @@ def by_classes(config: Config, folders: Mapping[str, Path]) -> Tables:
         "clients; new: classes of which no client has an example; both are told apart among themselves",
     )
     columns = ("method", "round", "base", "new", "harmonic mean")
-    own = _own_on_new_classes(config, folders)
-    return Tables((Table(title_of(config, "base and new classes"), columns, tuple(rows), notes + own),))
+    own = _own_on_new_classes(runs)
+    return Tables((Table(title_of(runs, "base and new classes"), columns, tuple(rows), notes + own),))
 
 
-def _own_on_new_classes(config: Config, folders: Mapping[str, Path]) -> tuple[str, ...]:
+def _own_on_new_classes(runs: MethodRuns) -> tuple[str, ...]:
     """Notes on the methods whose clients keep tensors: with which values of these the classes are scored."""
-    runs = [(part, name, RunTables(path)) for part, name, path in runs_in(config, folders)]
-    kept = {name: run.own_tensors for part, name, run in runs if part == NEW}
+    tables = [(part, name, RunTables(path)) for part, name, path in runs.each()]
+    kept = {name: run.own_tensors for part, name, run in tables if part == NEW}
     notes = []
     for name, (count, clients) in kept.items():
         if count:
             few = f"; {clients - count} of {clients} clients never trained and have initial values of these"
             what = "base and new classes are scored at each client, with the tensors that stay at it"
             notes.append(f"{name}: {what}{few if count < clients else ''}")
-    others = [run.config for _, name, run in runs if not kept.get(name, (0, 0))[0]]
-    return (*head_notes(run for *_, run in runs), *notes, *own_tensors(others))
+    others = [run.config for _, name, run in tables if not kept.get(name, (0, 0))[0]]
+    return (*head_notes(run for *_, run in tables), *notes, *own_tensors(others))
 
 
-def by_data_set(config: Config, folders: Mapping[str, Path]) -> Tables:
+def by_data_set(runs: MethodRuns) -> Tables:
     """One row for each algorithm: scores on the data set of the clients, on each other one, and their mean.
 
     Args:
-        config: The experiment of all runs.
-        folders: Folders of the finished runs by data set, that of the clients first.
+        runs: The finished runs by data set, that of the clients first.
     """
     rows = []
-    for name, source, *targets in _by_method(config, folders, tuple(folders)):
+    for name, source, *targets in _by_method(runs, runs.parts):
         scores = [of_global(row, "_domain") for row in targets]
         known = [score for score in scores if score is not None]
         mean = fmean(known) if known else None
         rows.append((name, round_of(source), *map(percent, (of_global(source, "_domain"), *scores, mean))))
-    names = tuple(folders)
+    names = runs.parts
     notes = (
         f"accuracy in percent of the global model on test images, mean over domains; trained on {names[0]};",
         "the other data sets are scored with prompts of their own classes, and their mean is unweighted",
     )
     columns = ("method", "round", *names, "mean of the others")
-    own = on_heads(config, folders)
-    return Tables((Table(title_of(config, "other data sets"), columns, tuple(rows), notes + own),))
+    own = on_heads(runs)
+    return Tables((Table(title_of(runs, "other data sets"), columns, tuple(rows), notes + own),))
 
 
-def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
+def by_domain(runs: MethodRuns) -> Tables:
     """One row for each source and algorithm: scores on the domains of the clients, and on each other one.
 
     Args:
-        config: The experiment of all runs.
-        folders: Folders of the finished runs, by `from-<the only domain of the clients>` or
-            `from-<their number>-domains`.
+        runs: The finished runs, by `from-<the only domain of the clients>` or `from-<their number>-domains`.
     """
     parts = [
         (part.removeprefix("from-"), name, last, _targets(path, last))
-        for part, name, path in runs_in(config, folders)
+        for part, name, path in runs.each()
         for last in [last_scored(read_rows(path))]
     ]
     domains = list(dict.fromkeys(domain for *_, targets in parts for domain in targets))
@@ -466,8 +451,8 @@ def by_domain(config: Config, folders: Mapping[str, Path]) -> Tables:
         "samples, with their unweighted mean",
     )
     columns = ("trained on", "method", "round", "own domains", *domains, "mean of the others")
-    own = on_heads(config, folders)
-    return Tables((Table(title_of(config, "other domains"), columns, tuple(rows), notes + own),))
+    own = on_heads(runs)
+    return Tables((Table(title_of(runs, "other domains"), columns, tuple(rows), notes + own),))
 
 
 def _targets(path: Path, last: Row) -> dict[str, float | None]:
@@ -480,11 +465,10 @@ def _targets(path: Path, last: Row) -> dict[str, float | None]:
     }
 
 
-def _by_method(config: Config, folders: Mapping[str, Path], parts: Sequence[str]) -> list[tuple[Any, ...]]:
+def _by_method(runs: MethodRuns, parts: Sequence[str]) -> list[tuple[Any, ...]]:
     """Name of each method, and the last scored row of its run in each part; empty: it is not finished."""
-    last = {(part, name): last_scored(read_rows(path)) for part, name, path in runs_in(config, folders)}
-    names = dict.fromkeys(name for _, name in last)
-    return [(name, *(last.get((part, name), {}) for part in parts)) for name in names]
+    last = {(part, name): last_scored(read_rows(path)) for part, name, path in runs.each()}
+    return [(name, *(last.get((part, name), {}) for part in parts)) for name in runs.methods]
 
 
 UNSEEN_CLIENTS_COLUMNS = ("unseen", "method", "round", "clients that train")
@@ -493,35 +477,35 @@ PERSONAL = "clients that train, personal"
 UNSEEN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")
 
 
-def unseen_clients_table(config: Config, folders: Mapping[str, Path]) -> Tables:
+def unseen_clients_table(runs: MethodRuns) -> Tables:
     """One row for each number of unseen clients and algorithm, with the scores of the last scored round.
 
     Args:
-        config: The experiment of all runs.
-        folders: Folders of the finished runs by `unseen-<number>`, in the order of the rows.
+        runs: The finished runs by `unseen-<number>`, in the order of the rows.
     """
-    runs = [(part, name, last_scored(read_rows(path))) for part, name, path in runs_in(config, folders)]
-    with_personal = any(of_personal(last) is not None for *_, last in runs)
-    metric = metric_in(next((last for *_, last in runs if last), {}))
+    scored = [(part, name, last_scored(read_rows(path))) for part, name, path in runs.each()]
+    with_personal = any(of_personal(last) is not None for *_, last in scored)
+    metric = metric_in(next((last for *_, last in scored if last), {}))
     rows = []
-    for part, name, last in runs:
+    for part, name, last in scored:
         scores = [of_global(last), *([of_personal(last)] if with_personal else [])]
         keys = (f"unseen_{metric}", f"unseen_worst_{metric}")
         scores += [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
         rows.append((part.removeprefix("unseen-"), name, round_of(last), *map(percent, scores)))
-    steps = count_of(config.evaluation.local_steps or LOCAL_STEPS, "local step")
+    evaluations = [read_yaml(path / "config.yaml")["evaluation"] for *_, path in runs.each()]
+    steps = count_of(max(each["local_steps"] for each in evaluations) or LOCAL_STEPS, "local step")
     notes = (
         f"{metric} in percent, unweighted means over clients; of the global model on the test samples of",
         "clients that train and of unseen clients, which never do; adapted: the models that these would",
         f"deploy after {steps} from the global model, which has had none of them; nothing of these is kept",
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
-        *on_heads(config, folders),
+        *on_heads(runs),
     )
     columns = (*UNSEEN_CLIENTS_COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
-    return Tables((Table(title_of(config, "some clients never train"), columns, tuple(rows), notes),))
+    return Tables((Table(title_of(runs, "some clients never train"), columns, tuple(rows), notes),))
 
 
-TABLES: Mapping[str, Callable[[Config, Mapping[str, Path]], Tables]] = {
+TABLES: Mapping[str, Callable[[MethodRuns], Tables]] = {
     "leave_one_out": leave_one_out_table,
     "few_shot": few_shot_table,
     "unseen_clients": unseen_clients_table,
@@ -529,4 +513,4 @@ TABLES: Mapping[str, Callable[[Config, Mapping[str, Path]], Tables]] = {
     "base_to_new": by_classes,
     "cross_dataset": by_data_set,
 }
-"""By name of the protocol: its tables, from the config of all runs and the folders of the finished ones."""
+"""By name of the protocol: its tables, from the finished runs."""

@@ -59,7 +59,7 @@ FILES = {
     "events.parquet": "failures and what was done about them",
     "model": "the final trainable tensors",
     "without.json": "scores of the final model with adapters, or the head, put back to their start values",
-    "compare": "the folders of the runs of the other methods",
+    "study.json": "the runs in this folder, with their digests",
     "checkpoints": "from which `rayfed.resume` continues",
     "history": "the tables of each round, from which those above are made",
     "tensorboard": "the curves for TensorBoard",

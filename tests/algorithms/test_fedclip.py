@@ -163,9 +163,9 @@ def test_zero_shot_is_the_same_under_every_tuning(short, exact):
     assert "| zero_shot | " in (beside.path / "report.md").read_text()
 
 
-def test_zero_shot_runs_for_one_round_beside_others(tmp_path):
+def test_zero_shot_runs_for_one_round_beside_others():
     config = load_config(["algorithm=fedclip", "compare=[zero_shot,fedavg]", "rounds=7"])
-    assert {name: other.rounds for name, other in comparisons(config, tmp_path).items()} == {
+    assert {name: other.rounds for name, other in comparisons(config).items()} == {
         "zero_shot": 1,
         "fedavg": 7,
     }

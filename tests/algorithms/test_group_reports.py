@@ -14,7 +14,8 @@ from rayfed.report.method_figures import matched_groups
 def test_figures_and_comparison(short):
     clients = "data.partition.clients_per_domain=2"
     result = short("fedgcr", clients, "compare=[fedavg, afl]", "rounds=2", "figures=true")
-    names = {path.name for path in (result.path / "figures").iterdir()}
+    own = result.path / "cells" / "fedgcr-seed0"
+    names = {path.name for path in (own / "figures").iterdir()}
     assert {
         "aggregation_weights.png",
         "cluster_flow.png",
@@ -24,9 +25,11 @@ def test_figures_and_comparison(short):
     } <= names
     report = (result.path / "report.md").read_text()
     assert all(f"| {name} | 2 |" in report for name in ("fedgcr", "fedavg", "afl"))
+    assert "figures/comparison.png" in report
+    report = (own / "report.md").read_text()
     assert all(f"figures/{name}" in report for name in names)
     for name in ("fedavg", "afl"):
-        folder = result.path / "compare" / name
+        folder = result.path / "cells" / f"{name}-seed0"
         alone = short(name, clients, "tuning=gc_prompt", "rounds=2")
         config = yaml.safe_load((folder / "config.yaml").read_text())
         assert (config["algorithm"], config["tuning"]["name"], config["compare"]) == (name, "gc_prompt", [])

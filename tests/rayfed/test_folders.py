@@ -97,6 +97,23 @@ def test_overwrite_renames_the_folder_which_can_be_continued(cache, tmp_path, ca
     assert not (run / "checkpoints" / "round-000003").exists()
 
 
+def test_overwrite_renames_the_folder_of_a_study_too_and_each_kind_replaces_the_other(
+    cache, tmp_path, capsys
+):
+    run, before = tmp_path / "run", tmp_path / "run.before-1"
+    assert command(run, cache, "rounds=1", "compare=local", "--quiet") == 0
+    assert command(run, cache, "rounds=1", "overwrite=true") == 0
+    assert f"the run that was in {run} is in {before} now" in capsys.readouterr().out
+    assert resume_main([str(before), "rounds=+1", "--quiet"]) == 0
+    for name in ("fedavg", "local"):
+        rows = (before / "cells" / f"{name}-seed0" / "rounds.jsonl").read_text()
+        assert len(rows.splitlines()) == 2
+    assert not (run / "study.json").exists()
+    assert command(run, cache, "rounds=1", "compare=local", "overwrite=true", "--quiet") == 0
+    assert (tmp_path / "run.before-2" / "rounds.jsonl").exists()
+    assert not (run / "rounds.jsonl").exists()
+
+
 def test_a_run_that_is_refused_late_takes_back_its_folders(cache, tmp_path, capsys, monkeypatch):
     from rayfed.errors import ConfigError
 

@@ -6,8 +6,7 @@ import pytest
 
 from rayfed import resume, run
 from rayfed.engine import session
-from rayfed.experiment.runner import _noting
-from rayfed.experiment.single_run import Show
+from rayfed.experiment.study.from_command import _advising
 from rayfed.record.folder import how_to_go_on
 from tests.conftest import SMALL
 
@@ -51,7 +50,7 @@ def test_without_a_finished_round_it_is_started_again(stopped, capsys):
     (path / "notes.txt").write_text("mine")
     assert run.main(stopped.arguments()) == 0
     assert (path / "report.md").exists()
-    assert (path / "notes.txt").read_text() == "mine"
+    assert (path.with_name("run.before-1") / "notes.txt").read_text() == "mine"
     assert run.main(stopped.arguments()) == 2
     again = f"choose another folder, set overwrite=true or continue it with python -m rayfed.resume {path}"
     assert again in capsys.readouterr().err
@@ -59,11 +58,12 @@ def test_without_a_finished_round_it_is_started_again(stopped, capsys):
 
 def test_leave_one_out_without_a_finished_round_is_started_again_too(stopped, capsys):
     path, _ = stopped(0, "protocol=leave_one_out", "data.domains=[plain, street, fonts]")
-    assert any(path.glob("*/config.yaml"))
-    (path / "plain" / "rounds.jsonl").write_text("{}\n")
+    cell = path / "cells" / "fedavg-plain-seed0"
+    assert (cell / "config.yaml").exists()
+    (cell / "rounds.jsonl").write_text("{}\n")
     assert run.main(stopped.arguments()) == 2
     assert "choose another folder or set overwrite=true\n" in capsys.readouterr().err
-    (path / "plain" / "rounds.jsonl").unlink()
+    (cell / "rounds.jsonl").unlink()
     assert run.main(stopped.arguments()) == 0
 
 
@@ -95,9 +95,8 @@ def test_after_the_last_round_it_is_continued_too(stopped, monkeypatch, capsys, 
     assert (path / "report.md").exists()
 
 
-def test_after_the_last_run_of_a_protocol_it_is_continued_too(tmp_path):
-    (tmp_path / "street" / "checkpoints" / "round-000001").mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt) as stop, _noting(tmp_path, Show()):
+def test_after_the_last_run_of_a_study_it_is_continued_too(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as stop, _advising(tmp_path):
         raise KeyboardInterrupt
     said = f"what is finished is kept; continue with: python -m rayfed.resume {tmp_path}"
     assert stop.value.__notes__ == [said]

@@ -17,6 +17,7 @@ from rayfed.errors import ConfigError
 from rayfed.resume import config_to_continue, main
 from rayfed.terminal.exit_code import STOP
 from tests.conftest import ROOT, SMALL, STEADY
+from tests.rayfed.report.page import folders
 
 LONG = (
     *(o for o in SMALL if not o.startswith("tuning.")),  # a method brings its own scheme
@@ -146,13 +147,16 @@ def test_comparisons_and_folds_are_continued_too(small):
         return (folder / "report.md").read_text().split("## How it was run")[0]
 
     wanted = results(run.path)
-    for part in ("street/compare/local", "street"):
-        (run.path / part / "model" / "params.safetensors").unlink()
+    for part in ("local-street-seed0", "fedavg-street-seed0"):
+        (run.path / "cells" / part / "model" / "params.safetensors").unlink()
     (run.path / "report.md").unlink()
-    before = (run.path / "plain" / "history" / "000001.json.gz").stat().st_mtime_ns
+    kept = run.path / "cells" / "fedavg-plain-seed0" / "history" / "000001.json.gz"
+    before = kept.stat().st_mtime_ns
     assert main([str(run.path), "--quiet"]) == 0
     assert results(run.path) == wanted == results(whole.path)
-    assert (run.path / "plain" / "history" / "000001.json.gz").stat().st_mtime_ns == before
+    assert (
+        run.path / "cells" / "fedavg-plain-seed0" / "history" / "000001.json.gz"
+    ).stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(
@@ -256,3 +260,10 @@ def test_a_damaged_line_of_rounds_is_written_anew_from_the_history(more, cache, 
     assert main([str(run), *more, "--quiet"]) == 0
     assert (run / "rounds.jsonl").read_text().startswith(rows)
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 2 + len(more)
+
+
+def test_a_study_of_a_program_is_continued_by_that_program(tmp_path, capsys):
+    folders.write_study(tmp_path / "study", "", ["fedavg", "fedprox"], ["all"], rounds=lambda part: 1)
+    assert main([str(tmp_path / "study")]) == 2
+    said = "holds a study of a program or of rayfed study FILE.yaml; run that again to continue it"
+    assert said in capsys.readouterr().err

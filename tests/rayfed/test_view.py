@@ -10,6 +10,7 @@ import pytest
 from rayfed import view
 from rayfed.record.folder import RunFolder
 from rayfed.report.final_table import final_table
+from tests.rayfed.report.page import folders
 
 
 @pytest.fixture
@@ -104,3 +105,16 @@ def test_a_folder_that_does_not_exist_is_named_in_view(tmp_path, capsys):
         near.touch()
         assert main([str(near)]) == 2
         assert capsys.readouterr().err.endswith(f"; give the folder of a run, such as {tmp_path / 'mine'}\n")
+
+
+def test_of_compared_methods_the_first_one_is_shown_and_of_a_protocol_a_run_is_asked_for(tmp_path, capsys):
+    methods, parts = ["fedgcr", "fedavg"], ["shots-1", "shots-2"]
+    folders.write_study(tmp_path / "two", "", methods, ["all"], rounds=lambda part: 2)
+    assert view.main([str(tmp_path / "two")]) == 0
+    shown = capsys.readouterr()
+    assert "the others are in cells/fedavg-all-seed0" in shown.err
+    assert "round 2/2" in shown.out
+    folders.write_study(tmp_path / "few", "few_shot", methods[:1], parts, rounds=lambda part: 1)
+    assert view.main([str(tmp_path / "few")]) == 2
+    wanted = "holds several runs; look at one of cells/fedgcr-shots-1-seed0, cells/fedgcr-shots-2-seed0"
+    assert wanted in capsys.readouterr().err

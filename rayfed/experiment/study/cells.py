@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS
-from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.kept_session import QUIETLY, Shown
-from rayfed.experiment.plan import protocol_runs
+from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.coordinates import (
     PART,
     SEED,
@@ -29,10 +28,12 @@ from rayfed.experiment.study.coordinates import (
     row_names,
     row_of,
 )
-from rayfed.experiment.study.described import INDEPENDENT, Described, Fixed, RecordedExperiment, several_runs
+from rayfed.experiment.study.described import Described, Fixed, RecordedExperiment, one_method
+from rayfed.experiment.study.equal_cells import equally_trained
 from rayfed.experiment.study.paired_tests import paired_tests
+from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
-from rayfed.experiment.study.schedule import Schedule, waits_of
+from rayfed.experiment.study.schedule import AGAIN, Schedule, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of, reported
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
 from rayfed.record.readers import read_rows, read_yaml
@@ -91,6 +92,7 @@ class Study:
         names: Sequence[str] | None = None,
         score: str | None = None,
         reported: Literal["last", "validation"] | None = None,
+        equal_steps: bool = False,
     ) -> None:
         """Describe a study; nothing is read, checked or started before `run`.
 
@@ -107,6 +109,8 @@ class Study:
                 what no client has.
             reported: The round that is reported: the `last` evaluated one, or the one with the best
                 `validation` score; None: as the protocol has it, else the last one.
+            equal_steps: Multiply the passes over the data of methods that would train on fewer batches than
+                another one of their setting, until all train on as many.
 
         Raises:
             ConfigError: Coordinates are wrong, a cell waits for one that is none, or for itself.
@@ -115,7 +119,9 @@ class Study:
         self._after = waits_of(after or {}, self.names, self.cells)
         self._score = score
         self._reported: str | None = reported
-        self._by_protocol: str | None = None
+        self._equal_steps = equal_steps
+        self._protocol = ""
+        self._scored: dict[Key, Key] = {}
         self.finished: dict[Key, Run] = {}
         self.path: Path | None = None
         self._folder: Path | None = None
@@ -155,30 +161,44 @@ class Study:
         self.finished = {}
         with Shown(quiet) as hidden:
             common = CommonParts()
-            configs = self._configs(place.absolute(), common.shared)
+            configs = self._configs(place.absolute(), common)
             with held(place.absolute(), self.names) as manifest:
-                configs = self._enter(manifest, configs)
-                self._folder, self.path = manifest.path, None if self._kept is not None else place
-                digests: dict[Key, str] = {}
-                schedule = Schedule(
-                    manifest=manifest,
-                    configs=configs,
-                    after=self._after,
-                    at_once=at_once,
-                    stop=stop,
-                    hidden=hidden,
-                )
-                try:
-                    failed = schedule.run(common, digests)
-                finally:  # also after Ctrl-C
-                    for key in (key for key in self.cells if key in digests):
-                        self._finish(key, configs[key], digests[key])
+                self.path = None if self._kept is not None else place
+                show = Show(hidden, resume_command=AGAIN)
+                failed = self._run_cells(manifest, configs, common, show, at_once=at_once, stop=stop)
         if failed:
             reasons = "; ".join(f"{in_words(key, self.names)}: {why}" for key, why in failed.items())
             error = PartsFailedError(f"{len(failed)} of {len(self.cells)} cells failed: {reasons}")
             error.add_note("what is finished is kept; run the study in the same folder again to continue")
             raise error
         return self
+
+    def _run_cells(
+        self,
+        manifest: Manifest,
+        configs: Mapping[Key, Config],
+        common: CommonParts,
+        show: Show,
+        *,
+        at_once: int | Literal["auto"] = 1,
+        stop: Stop | None = None,
+    ) -> dict[Key, str]:
+        """Run the cells that are not finished in a folder that this process holds; returns why cells failed.
+
+        Raises:
+            ConfigError: A cell cannot be run, or its folder holds a run of another description.
+        """
+        configs = self._enter(manifest, configs)
+        self._folder = manifest.path
+        digests: dict[Key, str] = {}
+        schedule = Schedule(
+            manifest=manifest, configs=configs, after=self._after, at_once=at_once, stop=stop, show=show
+        )
+        try:
+            return schedule.run(common, digests)
+        finally:  # also after Ctrl-C
+            for key in (key for key in self.cells if key in digests):
+                self._finish(key, configs[key], digests[key])
 
     @classmethod
     def opened(cls, folder: Path) -> Study:
@@ -197,7 +217,7 @@ class Study:
             for key in begun
         ]
         study = cls(cells, score=manifest.score)
-        study._reported = manifest.reported
+        study._reported, study._protocol = manifest.reported, manifest.protocol
         study.path = study._folder = folder
         for key in begun:
             entry = manifest.entries[key]
@@ -206,56 +226,48 @@ class Study:
                 study.finished[key] = Run(manifest.place(key), digest)
         return study
 
-    def _configs(self, place: Path, shared: Shared) -> dict[Key, Config]:
+    def _configs(self, place: Path, common: CommonParts) -> dict[Key, Config]:
         """The config of each cell; cells with a protocol become one for each of its runs.
 
         Raises:
-            ConfigError: A config is wrong, or its seed is not that of the coordinates.
+            ConfigError: A config is wrong, compares methods, or its seed is not that of the coordinates.
+            RayFedError: A client that was tried for `equal_steps` failed.
         """
         configs: dict[Key, Config] = {}
         for key, cell in self.cells.items():
             own = {name: value for name, value in QUIETLY.items() if name not in cell.given}
-            config = cell.config(output=str(place), overwrite=False, **own)
+            config = one_method(cell.config(output=str(place), overwrite=False, **own), cell.given)
             if SEED in self.names and key[self.names.index(SEED)] != config.seed:
                 raise ConfigError(
                     f"seed: the experiment of the cell {in_words(key, self.names)} has seed={config.seed}; "
                     f"give it the seed of its coordinates"
                 )
             configs[key] = config
-        protocols = {config.protocol for config in configs.values()}
-        if protocols == {"single"}:
-            return configs
-        if len(protocols) > 1:
-            raise ConfigError(
-                f"protocol: cells of one study have the same one, here {', '.join(sorted(protocols))}"
-            )
-        return self._expand(configs, place, shared)
+        if (protocol := protocol_of(configs)) != "single":
+            configs = self._expand(protocol, configs, common)
+        if self._equal_steps or any(config.equal_steps for config in configs.values()):
+            configs = equally_trained(configs, self.names, self._scored, common)
+        return {key: replace(config, equal_steps=False) for key, config in configs.items()}
 
-    def _expand(self, configs: Mapping[Key, Config], place: Path, shared: Shared) -> dict[Key, Config]:
+    def _expand(self, protocol: str, configs: Mapping[Key, Config], common: CommonParts) -> dict[Key, Config]:
         """Replace each cell by the runs of its protocol.
 
         Raises:
-            ConfigError: The runs need each other, cells wait for others, or there is a coordinate `part`.
+            ConfigError: Cells wait for others, or there is a coordinate `part`.
         """
-        name = next(iter(configs.values())).protocol
-        if name not in INDEPENDENT:
-            raise ConfigError(several_runs(name))
         if self._after or PART in self.names:
-            raise ConfigError(f"protocol: cells with protocol={name} have no after, and no part of their own")
-        at = self.names.index(SEED) if SEED in self.names else len(self.names)
-        names = (*self.names[:at], PART, *self.names[at:])
-        parts: dict[Key, Config] = {}
-        cells: dict[Key, Described] = {}
-        for key, config in configs.items():
-            for part, each in protocol_runs(config, place, shared).items():
-                own = (*key[:at], part, *key[at:])
-                parts[own] = replace(each, overwrite=False)
-                cells[own] = Fixed(parts[own], self.cells[key].given)
-        self.names, self.cells = names, cells
-        if self._reported is None and PROTOCOLS[name].by_validation:
+            raise ConfigError(
+                f"protocol: cells with protocol={protocol} have no after, and no part of their own"
+            )
+        parts = protocol_cells(configs, self.names, common.shared)
+        self.cells = {
+            key: Fixed(config, self.cells[parts.cell_of[key]].given) for key, config in parts.configs.items()
+        }
+        self.names, self._scored, self._protocol = parts.names, dict(parts.scores), protocol
+        self._after = {key: (trained,) for key, trained in parts.scores.items()}
+        if self._reported is None and PROTOCOLS[protocol].by_validation:
             self._reported = VALIDATION
-        self._by_protocol = BY_PROTOCOL.get(name)
-        return parts
+        return dict(parts.configs)
 
     def _enter(self, manifest: Manifest, configs: Mapping[Key, Config]) -> dict[Key, Config]:
         """Write the cells into the manifest, and give each config its folder.
@@ -264,8 +276,9 @@ class Study:
             ConfigError: A folder holds a run of another description.
         """
         manifest.add(list(self.cells))
-        manifest.score, manifest.reported = self._score or self._by_protocol, self._reported or "last"
-        placed = {key: replace(each, output=str(manifest.place(key))) for key, each in configs.items()}
+        manifest.score, manifest.reported = self._score, self._reported or "last"
+        manifest.protocol = self._protocol
+        placed = {key: self._placed(manifest, key, config) for key, config in configs.items()}
         for key, config in placed.items():
             check_same(key, self.names, config, manifest.entries[key], manifest.place(key))
         for key, config in placed.items():
@@ -277,6 +290,13 @@ class Study:
             manifest.entries[key] = entry
         manifest.write()
         return placed
+
+    def _placed(self, manifest: Manifest, key: Key, config: Config) -> Config:
+        """The config of a cell with its folder, and with that of the cell whose model it scores."""
+        if key in self._scored:
+            trained = str(manifest.place(self._scored[key]).absolute())
+            config = replace(config, evaluation=replace(config.evaluation, model_of=trained))
+        return replace(config, output=str(manifest.place(key)), overwrite=False)
 
     def _finish(self, key: Key, config: Config, digest: str) -> None:
         self.finished[key] = Run(Path(str(config.output)), digest, config, self._kept)
@@ -333,12 +353,16 @@ class Study:
         """The column that is compared."""
         if self._score is not None:
             return self._score
-        wanted = (self._by_protocol or "{}").format(self.metric)
+        wanted = BY_PROTOCOL.get(self._protocol, "{}").format(self.metric)
         return wanted if wanted in self.results else self.metric
 
     @property
     def scores(self) -> pd.DataFrame:
-        """The compared score: a row for each seed, a column for each row of the tables; means over parts."""
+        """The compared score: a row for each seed, a column for each row of the tables.
+
+        Of several parts it is their mean; of base_to_new the harmonic mean, and of cross_dataset the mean of
+        the data sets without clients.
+        """
         return self._scores(None)
 
     def _scores(self, score: str | None) -> pd.DataFrame:
@@ -347,7 +371,7 @@ class Study:
         check_column(self.results, column, self.names)
         place = self.names.index(PART) if PART in self.names else None
         parts = [] if place is None else [key[place] for key in self.cells]
-        return by_seed(self.results, column, self.names, self.labels, parts)
+        return by_seed(self.results, column, self.names, self.labels, parts, self._protocol)
 
     def _check_begun(self) -> None:
         if not self.finished:

@@ -1,4 +1,4 @@
-"""Experiments as a study needs them, and the protocols whose runs can be its cells."""
+"""Experiments as a study needs them: one method each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayfed.config.schema import Config, load_run
+from rayfed.errors import ConfigError, shown
 from rayfed.experiment.kept_session import QUIETLY
-
-INDEPENDENT = ("leave_one_out", "few_shot", "unseen_clients", "cross_domain")
-"""Protocols whose runs need nothing of each other, so that each can be a cell."""
+from rayfed.federation.method_registry import METHODS
 
 
 class Described(Protocol):
@@ -65,10 +64,30 @@ class RecordedExperiment:
         return replace(load_run(self._folder), **values)
 
 
-def several_runs(protocol: str) -> str:
-    """The message for an experiment whose runs cannot be cells: they need each other, or one is needed."""
-    return (
-        f"protocol: {protocol!r} makes several runs, and here one is needed, or runs that need nothing of "
-        f"each other; use rayfed run protocol={protocol} output=FOLDER, and open each run with "
-        f"rayfed.load('FOLDER/PART'), or loop over data.held_out or seeds yourself"
-    )
+def compared(config: Config, given: Mapping[str, Any]) -> bool:
+    """Whether a user asked for other methods besides that of an experiment.
+
+    A model may bring a reference, such as `zero_shot`, which `rayfed run` runs, too, without being asked.
+
+    Args:
+        config: The config of the experiment.
+        given: The values that its user gave, by key.
+    """
+    names = (config.compare,) if isinstance(config.compare, str) else config.compare
+    others = [name for name in names if name != config.algorithm]
+    asked = "compare" in given or not isinstance(config.compare, str)
+    return any(asked or METHODS.load(name, "compare").server.trains for name in others)
+
+
+def one_method(config: Config, given: Mapping[str, Any]) -> Config:
+    """The config of an experiment with one method, without the reference that a model brings.
+
+    Raises:
+        ConfigError: It compares methods.
+    """
+    if compared(config, given):
+        raise ConfigError(
+            f"compare: {shown(config.compare)} makes several runs, and an experiment of one method is needed "
+            f"here; give one experiment for each method, or call run() of this one"
+        )
+    return replace(config, compare=(), compare_options={})

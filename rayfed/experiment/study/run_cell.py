@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rayfed.config.schema import Config
+from rayfed.config.schema import Config, config_changes, to_dict
 from rayfed.engine.built_once import Shared
+from rayfed.engine.score_finished_run import model_digest
 from rayfed.errors import StoppedEarlyError
 from rayfed.experiment.finished_run import RoundRow
 from rayfed.experiment.kept_session import session_of
 from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
 from rayfed.record.claim import claim_again
-from rayfed.record.readers import read_rows
+from rayfed.record.readers import DamagedError, read_rows, read_yaml
 
 Stop: TypeAlias = Callable[[Mapping[str, Any], Sequence[RoundRow]], bool]
 """Gets the coordinates of a cell and the rows of its rounds so far; True ends the cell."""
@@ -77,6 +78,8 @@ class CommonParts:
 def run_cell(cell: StudyCell, common: CommonParts, show: Show) -> Outcome:
     """Run a cell, or continue it after its last checkpoint.
 
+    A cell that scored the model of another run begins anew if that model, or its own config, has changed.
+
     Args:
         cell: The cell.
         common: What it shares with the cells before it.
@@ -98,10 +101,25 @@ def run_cell(cell: StudyCell, common: CommonParts, show: Show) -> Outcome:
         stop=None if cell.stop is None else stop,
     )
     config = replace(cell.config, overwrite=False)
+    goes_on = (cell.place / "config.yaml").exists()
+    if (trained := config.evaluation.model_of) is not None and goes_on:
+        goes_on = _scored_the_same(cell.place, config, trained)
+        config = replace(config, overwrite=not goes_on)
     try:
-        if (cell.place / "config.yaml").exists():
+        if goes_on:
             with claim_again(cell.place) as claim:
                 return Outcome(sha256=runner.start(config, claim).sha256)
         return Outcome(sha256=runner.start(config).sha256)
     except StoppedEarlyError:
         return Outcome(stopped=len(read_rows(cell.place)))
+
+
+def _scored_the_same(place: Path, config: Config, trained: str) -> bool:
+    """Whether the run in a folder scored the present model of another run, with this config."""
+    try:
+        before = read_yaml(place / "config.yaml")
+    except DamagedError:
+        return False
+    if any(config_changes(before, to_dict(config))):
+        return False
+    return model_digest(str(place)) == model_digest(trained)

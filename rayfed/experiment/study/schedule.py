@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from rayfed.config.schema import Config
 from rayfed.errors import ConfigError
 from rayfed.experiment.plan import make_plan
 from rayfed.experiment.single_run import Show
-from rayfed.experiment.study.coordinates import SEED, Key, find_key, in_words, row_of
+from rayfed.experiment.study.coordinates import SEED, Key, find_key, in_words
 from rayfed.experiment.study.run_cell import CommonParts, Outcome, Stop, StudyCell
 from rayfed.experiment.study.side_by_side import how_many, lanes
 from rayfed.experiment.study.study_folder import Manifest, is_finished
@@ -32,7 +32,7 @@ class Schedule:
         after: The cells that each cell waits for.
         at_once: Number of cells side by side, or `auto`.
         stop: The rule that may end a cell; None: there is none.
-        hidden: Nothing is shown.
+        show: What is shown; its `resume_command` continues the study.
     """
 
     manifest: Manifest
@@ -40,7 +40,7 @@ class Schedule:
     after: Mapping[Key, Sequence[Key]]
     at_once: int | Literal["auto"]
     stop: Stop | None
-    hidden: bool
+    show: Show
 
     def run(self, common: CommonParts, finished: dict[Key, str]) -> dict[Key, str]:
         """Run what is not finished.
@@ -57,14 +57,14 @@ class Schedule:
         """
         waiting = dict(self._waiting(finished))
         size, why = how_many(self.at_once, list(waiting.values()), self.stop)
-        tell = Show(self.hidden).tell
+        tell = self.show.tell
         if why:
             tell(why)
         self._check(waiting, common)
         if size > 1:
             common = CommonParts()  # the models are built in the processes
         failed: dict[Key, str] = {}
-        show = Show(self.hidden, whole=self.manifest.path, resume_command=AGAIN)
+        show = replace(self.show, whole=self.manifest.path)
         progress = _Progress(len(self.configs), len(finished), tell)
         with lanes(size, show, common) as side:
             running: dict[str, Key] = {}
@@ -93,7 +93,9 @@ class Schedule:
         for key in in_order(self.configs, self.manifest.names):
             entry, config = self.manifest.entries[key], self.configs[key]
             digest = is_finished(entry, config.rounds, self.manifest.place(key))
-            if digest or (entry.stopped and self.stop is not None):
+            if config.evaluation.model_of is not None:  # another model may be there to be scored
+                yield key, config
+            elif digest or (entry.stopped and self.stop is not None):
                 finished[key] = digest
             else:
                 yield key, config
@@ -113,12 +115,16 @@ class Schedule:
         return ready
 
     def _check(self, waiting: Mapping[Key, Config], common: CommonParts) -> None:
-        """Prepare one cell of each row, so that what cannot be run is found before any cell begins."""
+        """Prepare one cell of each row and part, so that what cannot be run is found before any cell begins.
+
+        A cell that waits for another one may need what that one writes, other than the model that it scores.
+        """
         seen: set[Key] = set()
         for key, config in waiting.items():
-            row = row_of(key, self.manifest.names)
-            if row not in seen and not self.after.get(key):
-                seen.add(row)
+            at = zip(self.manifest.names, key, strict=True)
+            alike = tuple(value for name, value in at if name != SEED)
+            if alike not in seen and (config.evaluation.model_of or not self.after.get(key)):
+                seen.add(alike)
                 make_plan(config, Path(str(config.output)), common.of(config))
 
 

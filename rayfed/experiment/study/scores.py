@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, row_names
 from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, metric_of
 from rayfed.report.final_table import last_evaluated
-from rayfed.report.protocols import selected_row
+from rayfed.report.protocols import harmonic_mean, selected_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +21,28 @@ VALIDATION = "validation"
 NO_RESULTS = ("seconds", "slowest")
 """Beginnings of columns that are no results, because they differ whenever a run is repeated."""
 
-BY_PROTOCOL = {"leave_one_out": "held_out_{}", "cross_domain": "held_out_{}", "unseen_clients": "unseen_{}"}
+BY_PROTOCOL = {
+    "leave_one_out": "held_out_{}",
+    "cross_domain": "held_out_{}",
+    "unseen_clients": "unseen_{}",
+    "base_to_new": "{}_domain",
+    "cross_dataset": "{}_domain",
+}
 """The column that is compared under a protocol, with a gap for the name of the metric."""
+
+
+def over_parts(scores: Sequence[float], protocol: str) -> float:
+    """The score of a method and a seed under a protocol, from those of its parts, in their order.
+
+    Their mean; of base_to_new the harmonic mean of base and new classes, and of cross_dataset the mean of the
+    data sets without clients, which are all but the first one.
+
+    >>> over_parts([0.75, 0.5], "base_to_new"), over_parts([0.9, 0.25, 0.75], "cross_dataset")
+    (0.6, 0.5)
+    """
+    if protocol == "base_to_new":
+        return harmonic_mean(*scores)
+    return fmean(scores[1:] if protocol == "cross_dataset" else scores)
 
 
 def reported(rows: list[dict[str, Any]], rule: str) -> dict[str, Any]:
@@ -64,8 +85,9 @@ def by_seed(
     names: Sequence[str],
     labels: Mapping[Key, str],
     every: Sequence[Value],
+    protocol: str = "",
 ) -> pd.DataFrame:
-    """The score of each row of the tables by seed: its mean over the parts of that seed.
+    """The score of each row of the tables by seed, over the parts of that seed (`over_parts`).
 
     A row has no score for a seed of which one of its parts is not finished. Parts in which no row has this
     score, such as unseen clients where all train, do not count.
@@ -76,6 +98,7 @@ def by_seed(
         names: Names of the coordinates.
         labels: What each row is called.
         every: The parts of the study; empty: it has none.
+        protocol: The protocol whose runs the parts are; empty: none.
 
     Returns:
         A row for each seed, a column for each label; NaN where there is none.
@@ -96,6 +119,6 @@ def by_seed(
         for seed in seeds:
             cells = mine[mine[SEED] == seed] if SEED in names else mine
             scores = cells[column].dropna()
-            values.append(float(scores.mean()) if len(scores) == parts else float("nan"))
+            values.append(over_parts(list(scores), protocol) if len(scores) == parts else float("nan"))
         table[label] = values
     return pd.DataFrame(table, index=pd.Index(seeds, name=SEED), dtype=float)

@@ -21,15 +21,12 @@ from rayfed.experiment.study.coordinates import Key, Value, folders_of, in_words
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import TENSORS, digest_if_finished
-from rayfed.record.readers import STUDY, DamagedError, read_json, read_yaml, reading
+from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, read_yaml, reading
 from rayfed.user_files import to_json
 from rayfed.user_objects import is_own
 
 KIND = "study"
 """Kind of the folder in its marker."""
-
-CELLS = "cells"
-"""Folder with the folders of the cells."""
 
 FORMAT = 1
 
@@ -63,6 +60,8 @@ class Manifest:
         entries: The cells, in their order.
         score: The column that is compared; None: the metric of the runs.
         reported: Which round is reported; see `Study`.
+        protocol: The protocol whose runs the cells are; empty: none.
+        earlier: Folder to which what was in `path` was moved; None: there was nothing to keep.
     """
 
     path: Path
@@ -70,6 +69,8 @@ class Manifest:
     entries: dict[Key, ManifestEntry] = field(default_factory=dict)
     score: str | None = None
     reported: str = "last"
+    protocol: str = ""
+    earlier: Path | None = None
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -90,7 +91,7 @@ class Manifest:
                 at: Mapping[str, Value] = cell["coordinates"]
                 rest = {name: cell[name] for name in ("folder", "description", "rounds", "sha256", "stopped")}
                 entries[tuple(at[name] for name in names)] = ManifestEntry(**rest)
-            return cls(path, names, entries, tree["score"], tree["reported"])
+            return cls(path, names, entries, tree["score"], tree["reported"], str(tree["protocol"]))
 
     def write(self) -> None:
         """Write the manifest."""
@@ -108,6 +109,7 @@ class Manifest:
             "names": list(self.names),
             "score": self.score,
             "reported": self.reported,
+            "protocol": self.protocol,
             "cells": cells,
         }
         write_text(self.path / STUDY, to_json(tree, indent=1) + "\n")
@@ -149,9 +151,8 @@ def held(path: Path, names: tuple[str, ...]) -> Iterator[Manifest]:
     folders.check_own_folder(path)
     mark = folders.mark_of(path)
     if mark is None or mark.kind != KIND:
-        owner = folders.look(path, kind=KIND)
-        with folders.claim(path, owner, kind=KIND):
-            yield Manifest(path=path, names=names)
+        with new_folder(path, folders.look(path, kind=KIND), names) as manifest:
+            yield manifest
         return
     with folders.claim_again(path, KIND) as own:
         own.take_over()
@@ -162,8 +163,27 @@ def held(path: Path, names: tuple[str, ...]) -> Iterator[Manifest]:
                 f"{', '.join(names)}; choose another folder"
             )
         places = [known.names.index(name) for name in names]
-        entries = {tuple(key[place] for place in places): each for key, each in known.entries.items()}
-        yield Manifest(path=path, names=names, entries=entries)
+        known.entries = {tuple(key[place] for place in places): each for key, each in known.entries.items()}
+        known.names = names
+        yield known
+
+
+@contextmanager
+def new_folder(path: Path, owner: str, names: tuple[str, ...], overwrite: bool = False) -> Iterator[Manifest]:
+    """Hold the folder of a new study while the block runs; gives its manifest, which is empty.
+
+    Args:
+        path: The folder.
+        owner: Result of `rayfed.record.claim.look`.
+        names: Names of the coordinates.
+        overwrite: Move the run or the study that is in the folder to NAME.before-1; `Manifest.earlier` says
+            where it is then.
+
+    Raises:
+        ConfigError: The folder may not be used, another process holds it, or it cannot be written.
+    """
+    with folders.claim(path, owner, overwrite, kind=KIND) as own:
+        yield Manifest(path=path, names=names, earlier=own.earlier)
 
 
 def digest_of(config: Config) -> str:

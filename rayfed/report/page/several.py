@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.config.schema import load_run
-from rayfed.config.variants import PROTOCOLS, folder_name
+from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
 from rayfed.evaluation.metrics import holm
 from rayfed.objective import METRICS, is_larger_better
-from rayfed.record.folder import TENSORS
-from rayfed.record.readers import COMPARE, ROWS, STUDY, read_json, read_parquet, read_yaml, reading
+from rayfed.record.readers import ROWS, STUDY, read_json, read_parquet, read_yaml, reading
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import head_notes, level_words, some_clients, total_cost, total_steps
+from rayfed.report.method_runs import StudyRuns, runs_in
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
@@ -44,7 +43,7 @@ from rayfed.report.page.single import (
     spread_table,
     test_sets,
 )
-from rayfed.report.protocols import TABLES, methods_in
+from rayfed.report.protocols import TABLES
 from rayfed.terminal.table_formats import Cell, Column, Kind, Table
 from rayfed.types import Row
 from rayfed.user_files import check_run_folder
@@ -53,29 +52,12 @@ SEED = re.compile(r", seed \d+")
 """The part that differs between titles of tables of one experiment with several seeds."""
 
 
-def protocol_tables(path: Path) -> list[Table]:
-    """The tables of report.md, from the finished runs of a protocol; none for the folder of anything else.
-
-    The runs are in the order of their names, in which numbers count as such, that on the data set of the
-    clients first.
-    """
-    if str(read_yaml(path / "config.yaml").get("protocol")) not in TABLES:
+def protocol_tables(study: StudyRuns) -> list[Table]:
+    """The tables of the protocol of a study, from its finished runs by seed; none without a protocol."""
+    if study.protocol not in TABLES:
         return []
-    try:
-        config = load_run(path)
-    except ConfigError:  # such as a method that is not installed here; its runs are shown nevertheless
-        return []
-    runs = [file.parent for file in path.glob("*/config.yaml")]
-    done = [run for run in runs if all((own / TENSORS).is_file() for _, own in methods_in(config, run))]
-    first = folder_name(config.data.name)
-    folders = {run.name: run for run in sorted(done, key=lambda run: (run.name != first, _natural(run.name)))}
-    return [grid_of(table) for table in TABLES[config.protocol](config, folders).parts] if folders else []
-
-
-def _natural(name: str) -> list[tuple[float, str]]:
-    """Sort key of a name, by which numbers in names are in order."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", name)
-    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
+    seeds = [runs for each in study.seeds if (runs := each.finished()).folders]
+    return [grid_of(table) for runs in seeds for table in TABLES[study.protocol](runs).parts]
 
 
 def grid_of(table: Table) -> Table:
@@ -217,23 +199,13 @@ def find(path: Path) -> Found:
         return _study(path)
     check_run_folder(path)
     members = list(_members(path))
-    first = members[0]
-    if first.run.by_validation:
-        title = f"{first.run.method} on {first.run.data}, each domain held out in turn"
-    else:
-        title = first.run.tables.name
-    heading, tables = "The protocol", protocol_tables(path)
     return Found(
-        title=title,
-        members=members,
-        heading=heading,
-        tables=tables,
-        repeat=repeat_command(path / "config.yaml"),
+        title=members[0].run.tables.name, members=members, repeat=repeat_command(path / "config.yaml")
     )
 
 
 def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
-    """The runs in the folder of a command `rayfed.run`: one, the compared ones, or those of all folds.
+    """The run in a folder, or those of all folds of a cell of a reproduced table.
 
     Raises:
         ConfigError: It holds no run.
@@ -243,9 +215,8 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
         config = read_yaml(path / "config.yaml")
         protocol = PROTOCOLS.get(str(config.get("protocol")))
     if protocol is None:
-        for folder in (path, *sorted(file.parent for file in (path / COMPARE).glob("*/config.yaml"))):
-            run = PageRun(folder, by_validation)
-            yield Member(run=run, method=run.method)
+        run = PageRun(path, by_validation)
+        yield Member(run=run, method=run.method)
         return
     inside = [file.parent for file in sorted(path.glob("*/config.yaml"))]
     if not inside:
@@ -263,14 +234,37 @@ def _study(path: Path) -> Found:
     with reading(path / STUDY):
         cells = [(str(c["label"]), c["coordinates"].get("part"), path / c["folder"]) for c in tree["cells"]]
         by_validation = tree["reported"] == "validation"
+        protocol = PROTOCOLS.get(tree["protocol"])
     for label, part, folder in cells:
         if (folder / ROWS).exists():
             run = PageRun(folder, by_validation)
-            setting, averaged = ("", True) if part is None else (str(part), by_validation)
+            words = str(part) if protocol is None else protocol.setting.format(name=part)
+            setting, averaged = ("", True) if part is None else (words, by_validation)
             members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
-    return Found(title=f"Study of {count_of(len(cells), 'cell')}", members=members)
+    return Found(
+        title=_title(members, protocol, len(cells)),
+        members=members,
+        heading="The protocol",
+        tables=protocol_tables(runs_in(path)),
+        repeat=repeat_command(path / "config.yaml") if (path / "config.yaml").exists() else "",
+    )
+
+
+MOST_IN_TITLE = 5
+"""Largest number of methods that the title of a page about runs in several folders names."""
+
+
+def _title(members: Sequence[Member], protocol: Protocol | None, cells: int) -> str:
+    """Title of the page about a study."""
+    methods = list(dict.fromkeys(member.method for member in members))
+    if len(members) == 1:
+        return members[0].run.tables.name
+    if len(methods) > MOST_IN_TITLE:
+        return f"Study of {count_of(cells, 'cell')}"
+    how = ", each domain held out in turn" if protocol is not None and protocol.by_validation else ""
+    return f"{', '.join(methods)} on {members[0].run.data}{how}"
 
 
 def _sweep(path: Path) -> Found:
@@ -956,10 +950,6 @@ def page_of(paths: Sequence[Path], names: Sequence[str] = ()) -> Page:
             member.run.read()
     with reading(paths[0]):
         return several_page(folders, distinguish(members))
-
-
-MOST_IN_TITLE = 5
-"""Largest number of methods that the title of a page about runs in several folders names."""
 
 
 def several_page(folders: Sequence[Found], members: Sequence[Member]) -> Page:

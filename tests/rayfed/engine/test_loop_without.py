@@ -140,7 +140,7 @@ SAID = "this setting cannot tell the methods apart"
 )
 def test_a_comparison_says_where_methods_differ_by_less_than_the_adapters_add(small, scores, added, said):
     path = small("algorithm=fedavg", "compare=fedprox", *ON).path
-    folders = [path, path / "compare" / "fedprox"]
+    folders = [path / "cells" / f"{name}-seed0" for name in ("fedavg", "fedprox")]
     for folder, score in zip(folders, scores, strict=True):
         history = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
         history[-1]["accuracy_domain"] = score

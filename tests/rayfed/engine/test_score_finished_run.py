@@ -40,13 +40,13 @@ def whole(tmp_path_factory, cache):
     path = tmp_path_factory.mktemp("own") / "run"
     given = (f"data.cache={cache}", "cluster=inline", f"output={path}", "protocol=base_to_new")
     rayfed.simulate([*SMALL, *OWN, *given])
-    return path
+    return path / "cells"
 
 
 @pytest.fixture
 def folder(whole, tmp_path):
     """A copy of that folder, which a test may change."""
-    return shutil.copytree(whole, tmp_path / "copy")
+    return shutil.copytree(whole.parent, tmp_path / "copy") / "cells"
 
 
 def values_of(path, metric):
@@ -70,23 +70,26 @@ def test_a_run_scored_on_its_own_data_has_its_own_scores(small):
 
 
 def test_clients_of_a_run_scored_on_its_own_data_have_their_own_tensors(whole, small):
-    base = load_run(whole / "base")
-    own = (*OWN, f"data.classes={json.dumps(base.data.classes)}", f"evaluation.model_of={whole / 'base'}")
+    base = load_run(whole / "fedavg-base-seed0")
+    model = f"evaluation.model_of={whole / 'fedavg-base-seed0'}"
+    own = (*OWN, f"data.classes={json.dumps(base.data.classes)}", model)
     again, others = small(*own), small(*own, "data.partition.clients_per_domain=1", "clients_per_round=all")
-    first, second = (read_rows(path)[-1] for path in (whole / "base", again.path))
+    first, second = (read_rows(path)[-1] for path in (whole / "fedavg-base-seed0", again.path))
     assert {name: first[name] for name in ("accuracy", "loss")} == {
         name: second[name] for name in ("accuracy", "loss")
     }
     setup = prepare(load_run(others.path))
-    assert score_model_of(str(whole / "base"), setup).stores == {}  # its clients are not those of the run
+    assert (
+        score_model_of(str(whole / "fedavg-base-seed0"), setup).stores == {}
+    )  # its clients are not those of the run
 
 
 def test_each_client_scores_the_new_classes_with_the_tensors_that_stay_at_it(whole):
     """Losses from the files of the run, with a plain model and nothing of the loop or an executor."""
-    base, new = (prepare(load_run(whole / part)) for part in ("base", "new"))
+    base, new = (prepare(load_run(whole / f"fedavg-{part}-seed0")) for part in ("base", "new"))
     assert list(new.partition.table) == list(base.partition.table)
     assert [c.domain for c in new.partition.clients] == [c.domain for c in base.partition.clients]
-    saved = Checkpoints(whole / "base").load(new.start, lambda rounds: True)
+    saved = Checkpoints(whole / "fedavg-base-seed0").load(new.start, lambda rounds: True)
     kept = {client: from_file(file)[STAYS] for client, file in saved.stores.items()}
     model = new.world.build().eval()
     start = copies(model)
@@ -101,18 +104,18 @@ def test_each_client_scores_the_new_classes_with_the_tensors_that_stay_at_it(who
                 losses[client.id] = cross_entropy(model(x), y).item()
                 if losses is found:
                     judge[client.id] = exactly(lambda m, x, y: cross_entropy(m(x), y), model, x, y).item()
-    scores = values_of(whole / "new", "loss")
+    scores = values_of(whole / "fedavg-new-seed0", "loss")
     assert scores.keys() == found.keys()
     equally_near(*([torch.tensor([each[c] for c in found]).double()] for each in (found, scores, judge)))
     changed = {client for client in scores if abs(scores[client] - initial[client]) > 1e-4}
     assert changed == kept.keys()
     assert len(kept) == 4
     mean = np.mean(list(scores.values()))
-    near(read_rows(whole / "new")[-1]["loss"], mean, len(scores) + 2, precision=torch.float64)
+    near(read_rows(whole / "fedavg-new-seed0")[-1]["loss"], mean, len(scores) + 2, precision=torch.float64)
 
 
 def test_the_table_says_how_many_clients_have_initial_values(whole):
-    words = " ".join((whole / "report.md").read_text().split())
+    words = " ".join((whole.parent / "report.md").read_text().split())
     assert (
         "fedavg: base and new classes are scored at each client, with the tensors that stay at it; " in words
     )
@@ -122,45 +125,45 @@ def test_the_table_says_how_many_clients_have_initial_values(whole):
 @pytest.mark.ray
 @pytest.mark.parametrize("actors", [pytest.param(count, marks=STEADY) for count in (1, 2)])
 def test_the_scores_of_clients_are_the_same_on_actors(actors, whole, folder, ray_cluster):
-    shutil.rmtree(folder / "new")
-    assert resume([str(folder), "--quiet", "cluster.executor=ray", f"cluster.actors={actors}"]) == 0
-    assert values_of(folder / "new", "loss") == values_of(whole / "new", "loss")
-    there, here = (without_times(read_rows(path / "new")[-1]) for path in (folder, whole))
+    shutil.rmtree(folder / "fedavg-new-seed0")
+    assert resume([str(folder.parent), "--quiet", "cluster.executor=ray", f"cluster.actors={actors}"]) == 0
+    assert values_of(folder / "fedavg-new-seed0", "loss") == values_of(whole / "fedavg-new-seed0", "loss")
+    there, here = (without_times(read_rows(path / "fedavg-new-seed0")[-1]) for path in (folder, whole))
     assert there == here
 
 
 def test_an_interrupted_protocol_goes_on_and_an_earlier_scoring_is_repeated(whole, folder):
     def again():
-        assert resume([str(folder), "--quiet"]) == 0
-        assert values_of(folder / "new", "loss") == values_of(whole / "new", "loss")
+        assert resume([str(folder.parent), "--quiet"]) == 0
+        assert values_of(folder / "fedavg-new-seed0", "loss") == values_of(whole / "fedavg-new-seed0", "loss")
 
-    shutil.rmtree(folder / "new")  # after the training
+    shutil.rmtree(folder / "fedavg-new-seed0")  # after the training
     again()
-    (folder / "new" / TENSORS).unlink()  # after the round of the scoring
+    (folder / "fedavg-new-seed0" / TENSORS).unlink()  # after the round of the scoring
     again()
-    made = (folder / "new" / "rounds.jsonl").stat().st_mtime_ns
+    made = (folder / "fedavg-new-seed0" / "rounds.jsonl").stat().st_mtime_ns
     again()
-    assert (folder / "new" / "rounds.jsonl").stat().st_mtime_ns == made
-    earlier = yaml.safe_load((folder / "new" / "config.yaml").read_text())
+    assert (folder / "fedavg-new-seed0" / "rounds.jsonl").stat().st_mtime_ns == made
+    earlier = yaml.safe_load((folder / "fedavg-new-seed0" / "config.yaml").read_text())
     del earlier["data"]["base_classes"]
-    (folder / "new" / "config.yaml").write_text(yaml.safe_dump(earlier))
+    (folder / "fedavg-new-seed0" / "config.yaml").write_text(yaml.safe_dump(earlier))
     again()
-    assert (folder / "new" / "rounds.jsonl").stat().st_mtime_ns > made
+    assert (folder / "fedavg-new-seed0" / "rounds.jsonl").stat().st_mtime_ns > made
 
 
 def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folder):
-    setup = prepare(load_run(whole / "new"))
+    setup = prepare(load_run(whole / "fedavg-new-seed0"))
     tuning = replace(setup.world.tuning, rank=3)  # by which only what stays has another shape here
     other = replace(setup, world=replace(setup.world, tuning=tuning))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: the tensors of .* set model, tuning"):
-        score_model_of(str(folder / "base"), other)
-    stores = sorted((folder / "base" / "checkpoints" / "stores").iterdir())
+        score_model_of(str(folder / "fedavg-base-seed0"), other)
+    stores = sorted((folder / "fedavg-base-seed0" / "checkpoints" / "stores").iterdir())
     stores[0].unlink()
     with pytest.raises(ConfigError, match=r"none of 1 checkpoints can be used .*put back what"):
-        score_model_of(str(folder / "base"), setup)
-    shutil.rmtree(folder / "base" / "checkpoints")
+        score_model_of(str(folder / "fedavg-base-seed0"), setup)
+    shutil.rmtree(folder / "fedavg-base-seed0" / "checkpoints")
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint, which holds"):
-        score_model_of(str(folder / "base"), setup)
+        score_model_of(str(folder / "fedavg-base-seed0"), setup)
 
 
 def test_an_older_checkpoint_is_not_taken_for_the_last_one(small):

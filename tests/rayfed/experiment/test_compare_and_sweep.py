@@ -151,9 +151,18 @@ def test_a_sweep_of_lists_repeats_no_combination_and_names_the_test_splits_where
     assert found.metric == ("val_accuracy" if "val_accuracy" in found.run.metrics else "accuracy")
 
 
-@pytest.mark.parametrize("protocol", ["cross_dataset", "base_to_new"])
-def test_a_protocol_whose_runs_need_each_other_is_refused_before_anything_is_trained(
-    protocol, monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("several", "message"),
+    [
+        (
+            {"method": "fedavg", "protocol": "base_to_new"},
+            r"^protocol: 'base_to_new' makes several",
+        ),
+        ({"compare": ["fedavg", "fedprox"]}, r"^compare: \('fedavg', 'fedprox'\) makes several runs, and"),
+    ],
+)
+def test_an_experiment_of_several_runs_is_refused_where_one_is_needed(
+    several, message, monkeypatch, tmp_path
 ):
     from rayfed.engine import loop
 
@@ -163,21 +172,17 @@ def test_a_protocol_whose_runs_need_each_other_is_refused_before_anything_is_tra
     one = rayfed.Experiment(
         model=lambda: torch.nn.Linear(6, 3),
         data=data,
-        protocol=protocol,
-        method="fedavg",
         rounds=1,
         cluster="inline",
+        **several,
     )
-    other = one.changed(method="fedprox")
     for start in (
-        lambda: one.run(tmp_path / "run"),
-        lambda: rayfed.compare([one, other]),
+        *([lambda: rayfed.compare([one, one.changed(seed=1)])] if "compare" in several else []),
         lambda: rayfed.sweep(one, {"train.lr": [0.1, 0.2]}),
         lambda: list(one),
     ):
-        with pytest.raises(ConfigError, match=r"^protocol: "):
+        with pytest.raises(ConfigError, match=message):
             start()
-    assert not list(tmp_path.iterdir())
 
 
 def test_experiments_of_one_method_are_named_by_what_differs_and_latex_compiles():

@@ -18,7 +18,7 @@ NAME = st.sampled_from(
         "checkpoints",
         "history",
         "wandb",
-        "compare",
+        "cells",
         "config.yaml",
         "a.parquet",
         "report.md",

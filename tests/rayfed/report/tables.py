@@ -12,7 +12,7 @@ DOMAINS = ("plain", "inverted", "blended", "street", "fonts")
 HELD_OUT = "street"
 
 
-def write_run(path, clients=11, rounds=5, compare=("afl",), seed=0, domains=DOMAINS):
+def write_run(path, clients=11, rounds=5, seed=0, domains=DOMAINS):
     """A run in which one domain is held out and the clients of the others come in reverse order."""
     rng = np.random.default_rng(seed)
     path.mkdir(parents=True)
@@ -24,7 +24,6 @@ def write_run(path, clients=11, rounds=5, compare=("afl",), seed=0, domains=DOMA
         "data": data,
         "rounds": rounds,
         "seed": seed,
-        "compare": list(compare),
     }
     write_text(path / "config.yaml", yaml.safe_dump(config))
     write_text(path / "environment.json", json.dumps({"task": "classification"}))
@@ -73,9 +72,6 @@ def write_run(path, clients=11, rounds=5, compare=("afl",), seed=0, domains=DOMA
     }
     for name, rows in tables.items():
         write_parquet(path / f"{name}.parquet", rows)
-    for place, name in enumerate(compare):
-        (path / "compare" / name).mkdir(parents=True)
-        write_rounds(path / "compare" / name, rounds, np.random.default_rng(place + 1))
     return own
 
 

@@ -5,11 +5,17 @@ import pytest
 from rayfed.record.readers import read_rows
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
+from rayfed.report.method_runs import runs_in
 
 
 def numbers(table, row):
     """The scores of a row of the table of methods, by column."""
     return dict(zip(table.columns, row, strict=True))
+
+
+def runs_of(study):
+    """Folders of the runs of a study, in its order."""
+    return [folder for _, _, folder in runs_in(study).seeds[0].each()]
 
 
 @pytest.fixture
@@ -18,7 +24,7 @@ def compared(small):
 
     def run(*overrides):
         path = small("compare=ditto", "rounds=1", "train.lr=0.5", "evaluation.personal=true", *overrides).path
-        return [path, path / "compare" / "ditto"]
+        return runs_of(path)
 
     return run
 
@@ -73,7 +79,7 @@ def test_a_sample_of_clients_is_said_where_there_is_one(compared, also, said):
 def test_a_method_that_trains_another_tuning_than_its_own_is_said_below_the_table(small):
     path = small("algorithm=fedavg", "compare=promptfl", "model=clip_mini", "tuning=lora", "rounds=1").path
     note = "promptfl trains tuning=lora here, not its own tuning=text_prompt"
-    assert note in table_of_methods([path, path / "compare" / "promptfl"]).notes
+    assert note in table_of_methods(runs_of(path)).notes
     assert note in (path / "report.md").read_text()
 
 
@@ -81,7 +87,7 @@ def test_frozen_blocks_in_the_bytes_are_said(small):
     path = small(
         "algorithm=fedra", "compare=inclusivefl", "tuning=lora", "capacity=1", "rounds=1", "data.limit=24"
     ).path
-    notes = table_of_methods([path, path / "compare" / "inclusivefl"]).notes
+    notes = table_of_methods(runs_of(path)).notes
     said = "bytes include the frozen blocks that clients download (server.frozen_cache={})"
     assert f"fedra: {said.format('none')}" in notes
     assert f"inclusivefl: {said.format('all')}" in notes
@@ -90,5 +96,5 @@ def test_frozen_blocks_in_the_bytes_are_said(small):
 def test_settings_in_which_the_methods_differ_are_said_below_the_table(small):
     path = small("algorithm=fedavg", "compare=scaffold", "rounds=1", "data.limit=24").path
     note = "settings of the methods differ: server.weighting is data_size with fedavg, uniform with scaffold"
-    assert note in table_of_methods([path, path / "compare" / "scaffold"]).notes
+    assert note in table_of_methods(runs_of(path)).notes
     assert note in (path / "report.md").read_text()

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-import yaml
 from matplotlib.colors import to_hex
 
 from rayfed.record.atomic_files import write_text
 from rayfed.report import style
 from rayfed.report.figures import OF_FOLDS, score_by_fold, score_by_fold_and_round
 from rayfed.report.final_table import RunTables
+from rayfed.report.method_runs import MethodRuns
 from tests.rayfed.report.tables import write_run
 from tests.rounding import near
 
@@ -21,19 +21,18 @@ IN_ORDER = ("plain", "street", "fonts")
 
 @pytest.fixture
 def run(tmp_path):
-    config = {"algorithm": "fedavg", "compare": "afl", "protocol": "leave_one_out", "seed": 3}
-    write_text(tmp_path / "config.yaml", yaml.safe_dump({**config, "data": {"name": "digits"}}))
+    folders = {}
     for place, name in enumerate(FOLDS):
-        write_run(tmp_path / name, rounds=3)
-        write_text(tmp_path / name / "compare" / "afl" / "config.yaml", "{}")
-        for method, folder in enumerate((tmp_path / name, tmp_path / name / "compare" / "afl")):
+        for method, algorithm in enumerate(("fedavg", "afl")):
+            folder = folders[algorithm, name] = tmp_path / f"{algorithm}-{name}"
+            write_run(folder, rounds=3)
             score = 0.1 * (1 + place) + 0.4 * method
             rows = [
                 {"round": r, "val_accuracy": v, "accuracy": score / 2, "held_out_accuracy": score + 0.01 * r}
                 for r, v in ((1, 0.2), (2, 0.9), (3, 0.5))
             ]
             write_text(folder / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    return RunTables(tmp_path)
+    return MethodRuns(folders=folders)
 
 
 def test_bars_are_the_selected_rounds_and_their_mean(run):
@@ -52,7 +51,7 @@ def test_bars_are_the_selected_rounds_and_their_mean(run):
 
 def test_curves_have_the_colours_of_the_domains_and_a_mean(run):
     axis = score_by_fold_and_round(run).figure.axes[0]
-    domains = RunTables(run.path / "plain").domains
+    domains = RunTables(run.folders["fedavg", "plain"]).domains
     *curves, mean = axis.lines
     assert [to_hex(line.get_color()) for line in curves] == [domains[d].colour.lower() for d in IN_ORDER]
     near(
@@ -72,4 +71,5 @@ def test_the_figures_fit_their_canvas(run):
 
 def test_other_runs_have_no_such_figure(tmp_path):
     write_run(tmp_path / "run")
-    assert {draw(RunTables(tmp_path / "run")) for draw in OF_FOLDS.values()} == {None}
+    alone = MethodRuns(folders={("fedgcr", ""): tmp_path / "run"})
+    assert {draw(alone) for draw in OF_FOLDS.values()} == {None}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rayfed.config.schema import load_config
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
+from rayfed.report.method_runs import MethodRuns
 from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.several import Member, results
 from rayfed.report.page.single import summary
@@ -22,11 +22,11 @@ LINE = "fedper: clients are scored with the tensors that stay at them, all else 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folder of FedPer compared with FedAvg, in which one domain is held out."""
+    """The folder of FedPer, beside that of FedAvg; one domain is held out."""
     path = tmp_path_factory.mktemp("run") / "street"
     folders.write(path, method="fedper", rounds=2, held_out="street")
-    folders.write(path / "compare" / "fedavg", method="fedavg", rounds=2, held_out="street")
-    for own, head in ((path, "personal"), (path / "compare" / "fedavg", "shared")):
+    folders.write(path.parent / "fedavg", method="fedavg", rounds=2, held_out="street")
+    for own, head in ((path, "personal"), (path.parent / "fedavg", "shared")):
         file = own / "environment.json"
         about = {"head": head, "test_split": "validation", "texts_cut": CUT, "examples": "texts"}
         facts = {**json.loads(file.read_text()), **about}
@@ -36,8 +36,8 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("protocol", TABLES)
 def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_are_scored(protocol, runs):
-    config = load_config(["algorithm=fedper", "compare=[fedavg]", f"protocol={protocol}"])
-    table, *_ = TABLES[protocol](config, {"street": runs}).parts
+    every = {("fedper", "street"): runs, ("fedavg", "street"): runs.parent / "fedavg"}
+    table, *_ = TABLES[protocol](MethodRuns(folders=every)).parts
     rule = [] if protocol == "leave_one_out" else [ROUND]
     cut = [] if protocol == "base_to_new" else [CUT]  # for CLIP models
     assert table.notes[-2 - len(cut) :] == (*cut, "; ".join((HEADS, *rule, SPLIT)), LINE)
@@ -47,7 +47,7 @@ def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_ar
 
 
 def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
-    other = runs / "compare" / "fedavg"
+    other = runs.parent / "fedavg"
     assert LINE in table_of_methods([other, runs]).notes
     compared = f"head: shared with fedavg; personal with fedper; {ROUND}; {SPLIT}"
     assert compared in table_of_methods([other, runs]).notes

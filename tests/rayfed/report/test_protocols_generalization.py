@@ -6,6 +6,7 @@ import pytest
 
 from rayfed.config.schema import load_config, to_yaml
 from rayfed.record.readers import read_rows
+from rayfed.report.method_runs import MethodRuns
 from rayfed.report.page.render import write_report
 from rayfed.report.protocols import by_classes, by_data_set, harmonic_mean, last_scored, of_global
 from rayfed.resume import main as resume
@@ -21,72 +22,73 @@ def write_run(folder, row):
     folder.mkdir(parents=True)
     rows = ({"round": 1, "accuracy": 0.3, "accuracy_domain": 0.3}, {"round": 2, **row}, {"round": 3})
     (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (folder / "config.yaml").write_text(to_yaml(load_config(["algorithm=fedavg"])))
 
 
 def test_the_harmonic_mean_and_the_mean_of_the_others_by_hand(tmp_path):
     """2 * 75 * 50 / 125 = 60; a personal method is shown with its global model; (50 + 20) / 2 = 35."""
-    config = load_config(["algorithm=fedavg", "compare=ditto"])
+    folders = {}
     for part, place in (("base", 0), ("new", 1)):
-        for name, folder in (("fedavg", tmp_path / part), ("ditto", tmp_path / part / "compare" / "ditto")):
+        for name in ("fedavg", "ditto"):
+            folder = folders[name, part] = tmp_path / f"{name}-{part}"
             prefix = "global_" if name == "ditto" else ""
             row = {f"{prefix}accuracy": 0.9, f"{prefix}accuracy_domain": SCORES[name][place]}
             write_run(
                 folder, row | ({"accuracy": 0.8, "accuracy_domain": 0.8} if prefix and not place else {})
             )
-    folders = {part: tmp_path / part for part in ("base", "new")}
-    (table,) = by_classes(config, folders).parts
+    (table,) = by_classes(MethodRuns(folders=folders)).parts
     assert table.rows == (("fedavg", "2", "75.00", "50.00", "60.00"), ("ditto", "2", "0.00", "0.00", "0.00"))
-    assert by_classes(config, {"base": folders["base"]}).parts[0].rows[0] == ("fedavg", "2", "75.00", "", "")
+    first = MethodRuns(folders={("fedavg", "base"): folders["fedavg", "base"]})
+    assert by_classes(first).parts[0].rows[0] == ("fedavg", "2", "75.00", "", "")
     assert harmonic_mean(0.2, 0.2) == pytest.approx(0.2)
     write_run(tmp_path / "third", {"accuracy": 0.1, "accuracy_domain": 0.2})
-    alone = load_config(["algorithm=fedavg"])
-    (table,) = by_data_set(alone, {**folders, "third": tmp_path / "third"}).parts
+    alone = {key: folder for key, folder in folders.items() if key[0] == "fedavg"}
+    (table,) = by_data_set(MethodRuns(folders={**alone, ("fedavg", "third"): tmp_path / "third"})).parts
     assert table.rows == (("fedavg", "2", "75.00", "50.00", "20.00", "35.00"),)
     assert table.columns[2:] == ("base", "new", "third", "mean of the others")
 
 
 def test_the_table_says_which_methods_have_tensors_of_their_own_at_the_clients(tmp_path):
-    config = load_config(["algorithm=fedavg", "compare=fedper"])
-    base = tmp_path / "base"
-    new = tmp_path / "new"
-    for folder in (new, new / "compare" / "fedper"):
-        write_run(folder, {"accuracy": 0.4, "accuracy_domain": 0.4})
-    for name, folder in (("fedavg", base), ("fedper", base / "compare" / "fedper")):
+    pairs = [(name, part) for part in ("base", "new") for name in ("fedavg", "fedper")]
+    folders = {(name, part): tmp_path / f"{name}-{part}" for name, part in pairs}
+    for (name, _), folder in folders.items():
         write_run(folder, {"accuracy": 0.5, "accuracy_domain": 0.5})
         (folder / "config.yaml").write_text(to_yaml(load_config([f"algorithm={name}"])))
-    folders = {"base": base, "new": new}
-    *_, note = by_classes(config, folders).parts[0].notes
+    *_, note = by_classes(MethodRuns(folders=folders)).parts[0].notes
     assert note.startswith("fedper: clients are scored with the tensors that stay at them")
-    facts = new / "compare" / "fedper" / "environment.json"
+    facts = folders["fedper", "new"] / "environment.json"
     what = "fedper: base and new classes are scored at each client, with the tensors that stay at it"
     for kept, more in ((5, ""), (3, "; 2 of 5 clients never trained and have initial values of these")):
         facts.write_text(json.dumps({"own_tensors": {"clients": 5, "kept": kept}}))
-        notes = by_classes(config, folders).parts[0].notes
+        notes = by_classes(MethodRuns(folders=folders)).parts[0].notes
         assert [one for one in notes if "fedper" in one] == [what + more]
-    (base / "compare" / "fedper" / "config.yaml").write_text("local: {stays: []}")
-    assert "fedper" not in "".join(by_classes(config, {"base": base}).parts[0].notes)
+    (folders["fedper", "base"] / "config.yaml").write_text("local: {stays: []}")
+    bases = {key: folder for key, folder in folders.items() if key[1] == "base"}
+    assert "fedper" not in "".join(by_classes(MethodRuns(folders=bases)).parts[0].notes)
 
 
 def test_base_to_new_is_run_and_a_changed_model_is_scored_again(small, tmp_path):
     few = (*CLIP, "data.domains=[plain]", "data.new_classes=4")
     run = small(*few, "protocol=base_to_new")
+    base_run, new_run = (run.path / "cells" / f"fedavg-{part}-seed0" for part in ("base", "new"))
     (row,) = (row for row in rows_of(run.path / "report.md") if "harmonic mean" in row)
-    base, new = (of_global(last_scored(read_rows(run.path / part)), "_domain") for part in ("base", "new"))
+    base, new = (of_global(last_scored(read_rows(each)), "_domain") for each in (base_run, new_run))
     assert (float(row["base"]), float(row["new"])) == pytest.approx((100 * base, 100 * new), abs=0.006)
     assert float(row["harmonic mean"]) == pytest.approx(100 * harmonic_mean(base, new), abs=0.006)
     write_report([run.path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "harmonic mean" in page
-    kept = (run.path / "base" / "history" / "000001.json.gz").stat().st_mtime_ns
-    (run.path / "new" / "model" / "params.safetensors").unlink()
+    assert run.scores.loc[0, "fedavg"] == pytest.approx(harmonic_mean(base, new))
+    kept = (base_run / "history" / "000001.json.gz").stat().st_mtime_ns
+    (new_run / "model" / "params.safetensors").unlink()
     assert resume([str(run.path), "--quiet"]) == 0
     assert [one for one in rows_of(run.path / "report.md") if "harmonic mean" in one] == [row]
-    assert (run.path / "base" / "history" / "000001.json.gz").stat().st_mtime_ns == kept
-    first = (run.path / "new" / "model" / "params.safetensors").read_bytes()
+    assert (base_run / "history" / "000001.json.gz").stat().st_mtime_ns == kept
+    first = (new_run / "model" / "params.safetensors").read_bytes()
     assert resume([str(run.path), "rounds=+1", "--quiet"]) == 0
-    assert len(read_rows(run.path / "base")) == 2
-    assert len(read_rows(run.path / "new")) == 1
-    assert (run.path / "new" / "model" / "params.safetensors").read_bytes() != first
+    assert len(read_rows(base_run)) == 2
+    assert len(read_rows(new_run)) == 1
+    assert (new_run / "model" / "params.safetensors").read_bytes() != first
     (row,) = (row for row in rows_of(run.path / "report.md") if "harmonic mean" in row)
     assert row["round"] == "2"
 
@@ -98,7 +100,7 @@ def test_other_domains_are_those_without_clients(small):
     table = {row["trained on"]: row for row in rows_of(run.path / "report.md") if "trained on" in row}
     assert list(table) == ["plain", "street"]
     for source, target in (("plain", "street"), ("street", "plain")):
-        last = read_rows(run.path / f"from-{source}")[-1]
+        last = read_rows(run.path / "cells" / f"fedavg-from-{source}-seed0")[-1]
         assert float(table[source]["own domains"]) == pytest.approx(100 * last["accuracy_domain"], abs=0.006)
         assert float(table[source][target]) == pytest.approx(100 * last["held_out_accuracy"], abs=0.006)
         assert table[source]["mean of the others"] == table[source][target]

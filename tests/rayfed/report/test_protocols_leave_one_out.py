@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
 from rayfed.report.protocols import check_unseen, scores, selected_row
+from rayfed.run import main
 from tests.vectors import vector
 
 FEW = ("protocol=leave_one_out", "rounds=2", "model.options={depth: 1}", "data.val=4")
@@ -17,15 +17,15 @@ DOMAINS = "data.domains=[plain, street, fonts]"
 def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
     result = small(*FEW, DOMAINS)
     for name in ("plain", "street", "fonts"):
-        folder = result.path / name
+        folder = result.path / "cells" / f"fedavg-{name}-seed0"
         assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["held_out"] == name
         check_unseen(folder, name)
         assert all(0 <= row["val_accuracy"] <= 1 for row in read_rows(folder))
     with pytest.raises(RuntimeError, match="'plain' are not used for testing only"):
-        check_unseen(result.path / "street", "plain")
+        check_unseen(result.path / "cells" / "fedavg-street-seed0", "plain")
     table = rows_of(result.path / "report.md")
     assert [row["held out"] for row in table if "held out" in row] == ["plain", "street", "fonts", "mean"]
-    history = read_rows(result.path / "fonts")
+    history = read_rows(result.path / "cells" / "fedavg-fonts-seed0")
     chosen = selected_row(history)
     row = next(row for row in table if row.get("held out") == "fonts")
     three = (2 * chosen["accuracy_domain"] + chosen["held_out_accuracy"]) / 3
@@ -71,7 +71,7 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
     """Without being asked for, where the model is a CLIP model."""
 
     def run_of(name, *overrides):
-        place = f"output={tmp_path / str(len(list(tmp_path.iterdir())))}"
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
         fixed = (
             f"algorithm={name}",
             f"data.cache={cache}",
@@ -79,23 +79,24 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
             "data.limit=24",
             "figures=false",
         )
-        return rayfed.simulate([*fixed, *overrides, place])
+        assert main([*fixed, *overrides, f"output={place}"]) == 0
+        return place
 
     few = ("rounds=1", "data.val=4", "model=clip_mini", "tuning=residual_adapter", DOMAINS)
     single = run_of("fedavg", "data.held_out=street", *few)
-    assert "| zero_shot | 1 |" in (single.path / "report.md").read_text()
+    assert "| zero_shot | 1 |" in (single / "report.md").read_text()
     result = run_of("fedavg", "protocol=leave_one_out", *few)
-    table = rows_of(result.path / "report.md")
+    table = rows_of(result / "report.md")
     for key in ("held out", "measure"):
         rows = [row for row in table if key in row and row[key] != "personal models"]
         assert len(rows) % 2 == 0
-        for main, zero in zip(rows[::2], rows[1::2], strict=True):
-            assert (zero[key], zero["method"], main["method"]) == (main[key], "zero_shot", "fedavg")
+        for own, zero in zip(rows[::2], rows[1::2], strict=True):
+            assert (zero[key], zero["method"], own["method"]) == (own[key], "zero_shot", "fedavg")
     alone = run_of("zero_shot", "data.held_out=street", *few)
     row = next(r for r in table if r.get("held out") == "street" and r["method"] == "zero_shot")
-    expected = 100 * read_rows(alone.path)[0]["held_out_accuracy"]
+    expected = 100 * read_rows(alone)[0]["held_out_accuracy"]
     assert float(row["generalization"]) == pytest.approx(expected, abs=0.006)
-    assert [r["round"] for r in read_rows(result.path / "plain" / "compare" / "zero_shot")] == [1]
+    assert [r["round"] for r in read_rows(result / "cells" / "zero_shot-plain-seed0")] == [1]
 
 
 def test_the_first_best_round_is_selected():

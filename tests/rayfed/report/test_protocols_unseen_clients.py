@@ -2,9 +2,10 @@
 
 import json
 
-from rayfed.config.schema import load_config
+from rayfed.config.schema import load_config, to_yaml
 from rayfed.record.readers import read_rows
 from rayfed.report import protocols
+from rayfed.report.method_runs import MethodRuns
 from rayfed.report.page.render import write_report
 from rayfed.resume import main
 from tests.rayfed.report.test_protocols_leave_one_out import rows_of
@@ -22,10 +23,11 @@ def table_of(run):
 
 def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_path):
     run = small(*FEW)
+    none, half = (run.path / "cells" / f"fedavg-unseen-{share}-seed0" for share in ("0", "0.5"))
     table = table_of(run)
     assert [(row["unseen"], row["method"]) for row in table] == [("0", "fedavg"), ("0.5", "fedavg")]
     for row in table:
-        last = read_rows(run.path / f"unseen-{row['unseen']}")[-1]
+        last = read_rows(run.path / "cells" / f"fedavg-unseen-{row['unseen']}-seed0")[-1]
         assert row["clients that train"] == f"{100 * last['accuracy']:.2f}"
         for column, key in (
             ("unseen clients", "unseen_accuracy"),
@@ -34,33 +36,33 @@ def test_one_table_has_the_clients_that_train_and_those_that_do_not(small, tmp_p
             ("worst unseen, adapted", "adapted_unseen_worst_accuracy"),
         ):
             assert row[column] == (f"{100 * last[key]:.2f}" if row["unseen"] != "0" else "")
-    assert "mean over unseen clients" in (run.path / "unseen-0.5" / "report.md").read_text()
+    assert "mean over unseen clients" in (half / "report.md").read_text()
     write_report([run.path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "unseen clients, adapted" in page
     assert "worst unseen, adapted" in page
-    (run.path / "unseen-0.5" / "model" / "params.safetensors").unlink()
-    kept = (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns
+    (half / "model" / "params.safetensors").unlink()
+    kept = (none / "history" / "000001.json.gz").stat().st_mtime_ns
     assert main([str(run.path), "--quiet"]) == 0
     assert table_of(run) == table
-    assert (run.path / "unseen-0" / "history" / "000001.json.gz").stat().st_mtime_ns == kept
+    assert (none / "history" / "000001.json.gz").stat().st_mtime_ns == kept
 
 
 def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_there_are_some(tmp_path):
     methods = ("fedavg", "ditto", "fedper")
-    config = load_config([f"compare=[{','.join(methods)}]", "protocol=unseen_clients"])
-    run = tmp_path / "unseen-1"
     unseen = {"unseen_accuracy": 0.4, "unseen_worst_accuracy": 0.3, "adapted_unseen_accuracy": 0.6}
     scores = ({"accuracy": 0.5}, {"accuracy": 0.9, "global_accuracy": 0.7}, {"accuracy": 0.8})
 
     def write(folder, own):
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(to_yaml(load_config(["algorithm=fedavg"])))
         (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, **own, **unseen}) + "\n")
 
-    folders = (run, run / "compare" / "ditto", run / "compare" / "fedper")
+    folders = [tmp_path / name for name in methods]
+    runs = MethodRuns(folders={(path.name, "unseen-1"): path for path in folders})
     for folder, own in zip(folders, scores, strict=True):
         write(folder, own)
-    (table,) = protocols.unseen_clients_table(config, {run.name: run}).parts
+    (table,) = protocols.unseen_clients_table(runs).parts
     assert table.columns[3:5] == ("clients that train", "clients that train, personal")
     assert [row[1:6] for row in table.rows] == [
         ("fedavg", "1", "50.00", "", "40.00"),
@@ -71,11 +73,11 @@ def test_rows_are_in_the_order_of_the_comparison_with_personal_scores_where_ther
         "10 local steps from the global model, which has had none of them" in note for note in table.notes
     )
     write(folders[1], {"accuracy": 0.5, "personal_accuracy": 0.2})  # what evaluation.personal=true adds
-    assert protocols.unseen_clients_table(config, {run.name: run}).parts[0].rows[1][3:5] == (
+    assert protocols.unseen_clients_table(runs).parts[0].rows[1][3:5] == (
         "50.00",
         "20.00",
     )
     write(folders[1], scores[0])
-    (table,) = protocols.unseen_clients_table(config, {run.name: run}).parts
+    (table,) = protocols.unseen_clients_table(runs).parts
     assert "clients that train, personal" not in table.columns
     assert [row[3:5] for row in table.rows] == [("50.00", "40.00"), ("50.00", "40.00"), ("80.00", "40.00")]

@@ -10,9 +10,10 @@ from matplotlib.colors import to_hex, to_rgb
 
 from rayfed.record.readers import read_table
 from rayfed.report import style
-from rayfed.report.figures import FIGURES, compare_runs, draw_figures
+from rayfed.report.figures import FIGURES, compare_runs, comparison, draw_figures
 from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import cluster_flow, matched_groups
+from rayfed.report.method_runs import MethodRuns
 from tests.conftest import ROOT, quickly
 from tests.rayfed.report.tables import DOMAINS, HELD_OUT, write_rounds, write_run
 from tests.rounding import near
@@ -195,11 +196,11 @@ def test_methods_are_compared_with_a_band_over_seeds(tmp_path):
 
 
 def test_a_method_that_does_not_train_is_a_line_over_all_rounds(tmp_path):
-    write_run(tmp_path / "run", compare=("zero_shot",))
-    write_rounds(tmp_path / "run" / "compare" / "zero_shot", 1, np.random.default_rng(0))
-    config = (tmp_path / "run" / "config.yaml").read_text().replace("- zero_shot", "").strip()
-    (tmp_path / "run" / "config.yaml").write_text(config.replace("compare:", "compare: zero_shot"))
-    figure = FIGURES["methods that are compared"](RunTables(tmp_path / "run")).figure
+    folders = {(name, ""): tmp_path / name for name in ("fedgcr", "zero_shot")}
+    for (name, _), folder in folders.items():
+        folder.mkdir()
+        write_rounds(folder, 1 if name == "zero_shot" else 5, np.random.default_rng(0))
+    figure = comparison(MethodRuns(folders=folders)).figure
     reference = figure.axes[0].lines[1]
     assert reference.get_xdata() == [0, 1]  # the whole width, in coordinates of the panel
     assert to_hex(reference.get_color()) == style.PALETTE[1].lower()

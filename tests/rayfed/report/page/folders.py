@@ -134,16 +134,35 @@ def a_round(number, own, values, held_out, rng):
     return Round(state=ServerState(params={}, round=number), row=row, ledger=ledger, scores=scores)
 
 
+def write_study(path, protocol, methods, parts, seed=0, **of_part):
+    """The folder of a study of a protocol.
+
+    Args:
+        path: The folder.
+        protocol: The protocol.
+        methods: Its methods.
+        parts: Its parts.
+        seed: The seed of all runs.
+        of_part: Values of `write` by name, of each the function that gives it for a part.
+    """
+    cells = []
+    for method in methods:
+        for part in parts:
+            folder = f"cells/{method}-{part}-seed{seed}"
+            values = {name: value(part) for name, value in of_part.items()}
+            write(path / folder, method=method, seed=seed, **values)
+            at = {"method": method, "part": part, "seed": seed}
+            cells.append({"coordinates": at, "label": method, "folder": folder})
+    reported = "validation" if protocol == "leave_one_out" else "last"
+    tree = {"names": ["method", "part", "seed"], "protocol": protocol, "reported": reported, "cells": cells}
+    (path / "study.json").write_text(json.dumps(tree))
+    return path
+
+
 def write_folds(path, methods=("fft_gp", "fedavg"), seed=0):
     """The folder of leave_one_out with the domains `plain` and `fonts` held out in turn."""
-    path.mkdir(parents=True)
-    config = config_of(methods[0]) | {"protocol": "leave_one_out", "compare": list(methods[1:])}
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    for domain in ("plain", "fonts"):
-        write(path / domain, method=methods[0], seed=seed, held_out=domain)
-        for method in methods[1:]:
-            write(path / domain / "compare" / method, method=method, seed=seed, held_out=domain)
-    return path
+    domains = ("plain", "fonts")
+    return write_study(path, "leave_one_out", methods, domains, seed, held_out=lambda part: part)
 
 
 def write_sweep(path, trials=3, seeds=(0, 1)):

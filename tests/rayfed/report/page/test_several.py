@@ -89,7 +89,7 @@ def test_each_of_a_few_runs_is_also_shown_in_detail(methods_page):
 
 def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_path, tables_alone):
     page = page_of([folders.write_folds(tmp_path / "folds")])
-    assert page.title == "fft_gp on digits-five-mini, each domain held out in turn"
+    assert page.title == "fft_gp, fedavg on digits-five-mini, each domain held out in turn"
     rows = {row["method"]: row for row in table_of(page, "Mean over settings and seeds")}
     assert set(rows) == {"fft_gp", "fedavg"}
     assert rows["fft_gp"]["held-out domain"] == pytest.approx(0.42)  # round 2 has the best validation score
@@ -100,9 +100,8 @@ def test_folds_report_the_selected_round_and_the_mean_over_held_out_domains(tmp_
 
 
 def test_few_shots_are_settings_that_report_the_last_round(tmp_path, no_pictures):
-    for name in ("shots-1", "shots-2"):
-        folders.write(tmp_path / "few" / name, rounds=3)
-    (tmp_path / "few" / "config.yaml").write_text("protocol: few_shot\n")
+    parts = ("shots-1", "shots-2")
+    folders.write_study(tmp_path / "few", "few_shot", ["fedgcr"], parts, rounds=lambda part: 3)
     page = page_of([tmp_path / "few"])
     assert [row["setting"] for row in table_of(page, "Results")] == ["shots-1", "shots-2"]
     assert {chapter.name for chapter in page.chapters} == {
@@ -118,17 +117,16 @@ def test_few_shots_are_settings_that_report_the_last_round(tmp_path, no_pictures
 def test_no_mean_mixes_base_and_new_classes(tmp_path, tables_alone):
     places = []
     for seed in range(2):
-        places.append(tmp_path / f"seed-{seed}")
-        for name, clients in (("base", 3), ("new", 4)):
-            for method, folder in (("fedavg", "."), ("fedgcr", "compare/fedgcr")):
-                place = places[-1] / name / folder
-                folders.write(place, method=method, seed=seed, rounds=1, clients=clients)
-        config = folders.config_of("fedavg") | {
-            "protocol": "base_to_new",
-            "compare": ["fedgcr"],
-            "seed": seed,
-        }
-        (places[-1] / "config.yaml").write_text(yaml.safe_dump(config))
+        place = folders.write_study(
+            tmp_path / f"seed-{seed}",
+            "base_to_new",
+            ["fedavg", "fedgcr"],
+            ["base", "new"],
+            seed,
+            rounds=lambda part: 1,
+            clients=lambda part: 3 if part == "base" else 4,
+        )
+        places.append(place)
     page = page_of(places)
     titles = [part.title for section in page.sections for part in section.parts if hasattr(part, "title")]
     assert "Mean over settings and seeds" not in titles

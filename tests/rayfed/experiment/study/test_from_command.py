@@ -1,12 +1,13 @@
-"""Several runs of one command: compared methods and folds, in one session, with one table and one figure."""
+"""Studies of one command: compared methods and folds, in one session, with one table and one figure."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 import rayfed
-from rayfed.errors import OutputClosedError, PartsFailedError, RayFedError
+from rayfed.errors import OutputClosedError
 from rayfed.federation.params import digest
 from rayfed.models.trunk import FeatureCache
 from rayfed.record.readers import read_tensors
@@ -19,6 +20,11 @@ BROKEN = "tests.rayfed.experiment.methods:BROKEN"
 FEW = [text for text in SMALL if not text.startswith(("algorithm", "tuning"))]
 HOW = "## How it was run"
 DOMAINS = "data.domains=[plain,street]"
+
+
+def cells(folder):
+    """Names of the folders of the runs, in the order in which they are run."""
+    return [Path(cell["folder"]).name for cell in json.loads((folder / "study.json").read_text())["cells"]]
 
 
 def sha(folder):
@@ -45,15 +51,15 @@ def test_exactly_what_is_listed_runs_and_is_shown_once(command, tmp_path, capsys
     headings = [number for number, line in enumerate(lines) if line.startswith("client ")]
     assert len(headings) == 1
     assert lines.index("comparing fedavg, afl (2 rounds each)") < headings[0]
-    assert [line for line in lines if line.startswith("method ")][:2] == [
-        "method 1 of 2: fedavg",
-        "method 2 of 2: afl",
+    assert [line for line in lines if line.startswith("cell ")] == [
+        "cell 1 of 2: fedavg, seed=0",
+        "cell 2 of 2: afl, seed=0",
     ]
     table = [line.split()[0] for line in lines if "  " in line and line.split()[0] in ("fedavg", "afl")]
     assert table == ["fedavg", "afl"]
     assert not [line for line in lines if line.startswith("domain")]
     assert yaml.safe_load((run / "config.yaml").read_text())["algorithm"] == "fedavg"
-    assert [path.name for path in (run / "compare").iterdir()] == ["afl"]
+    assert {path.name for path in (run / "cells").iterdir()} == {"fedavg-seed0", "afl-seed0"}
     assert (run / "figures" / "comparison.png").exists()
     assert f"everything on one page: {run}/report.html" in lines
     assert [*run.rglob("report.html")] == [run / "report.html"]  # one page about both
@@ -70,7 +76,7 @@ def test_an_algorithm_that_is_given_runs_first(command, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count(f"everything on one page: python -m rayfed.report {tmp_path / 'run'}\n") == 1
     assert "\ncomparing fedprox, fedavg (1 round each)\n" in shown
-    assert [path.name for path in (tmp_path / "run" / "compare").iterdir()] == ["fedavg"]
+    assert cells(tmp_path / "run") == ["fedprox-seed0", "fedavg-seed0"]
 
 
 @pytest.mark.parametrize("tuning", ["head", pytest.param("lora", marks=STEADY)])
@@ -80,14 +86,14 @@ def test_every_result_is_that_of_the_run_alone(tuning, small, tmp_path):
     fresh = fresh if tuning == "lora" else fresh[:2]
     names = ("fedavg", "afl", "fedprox")
     plain = [text for text in SMALL if not text.startswith("tuning")]
-    place = f"output={tmp_path / 'together'}"
-    together = rayfed.simulate([*plain, *fresh, "compare=[fedavg,afl,fedprox]", "cluster=inline", place])
+    together = tmp_path / "together"
+    listed = ("compare=[fedavg,afl,fedprox]", "cluster=inline", f"output={together}")
+    assert main([*[text for text in plain if not text.startswith("algorithm")], *fresh, *listed]) == 0
     for name in names:
         path = tmp_path / f"alone-{name}"
         chosen = [f"algorithm={name}", "cluster=inline", f"output={path}"]
         alone = rayfed.simulate([*plain, *fresh, *chosen])
-        folder = together.path if name == "fedavg" else together.path / "compare" / name
-        assert sha(folder) == alone.sha256
+        assert sha(together / "cells" / f"{name}-seed0") == alone.sha256
 
 
 def test_methods_encode_every_image_once(command, tmp_path, monkeypatch):
@@ -112,8 +118,8 @@ def test_a_method_that_fails_loses_nothing_of_the_others(command, tmp_path, caps
     assert BROKEN in error
     assert "no weight is left" in error
     assert f"rayfed.resume {run}" in error
-    for folder in (run, run / "compare" / "afl"):
-        assert (folder / "model" / "params.safetensors").exists()
+    for name in ("fedavg", "afl"):
+        assert (run / "cells" / f"{name}-seed0" / "model" / "params.safetensors").exists()
     report = (run / "report.md").read_text()
     assert f"{BROKEN}: 0 of 2 rounds are finished" in report
     assert "| afl |" in report
@@ -122,7 +128,7 @@ def test_a_method_that_fails_loses_nothing_of_the_others(command, tmp_path, caps
 def test_the_main_method_may_be_the_one_that_fails(command, tmp_path, capsys):
     assert command(f"algorithm={BROKEN}", "compare=[fedavg]") == 1
     assert "1 of 2 methods failed" in capsys.readouterr().err
-    assert (tmp_path / "run" / "compare" / "fedavg" / "model" / "params.safetensors").exists()
+    assert (tmp_path / "run" / "cells" / "fedavg-seed0" / "model" / "params.safetensors").exists()
     assert "| fedavg |" in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -132,7 +138,7 @@ def test_a_comparison_ends_where_nobody_reads_its_output(command, tmp_path, monk
 
     monkeypatch.setattr("rayfed.experiment.runner.run_alone", closed)
     assert command("compare=[fedavg,afl]") == CLOSED
-    assert not (tmp_path / "run" / "compare").exists()
+    assert not list((tmp_path / "run" / "cells").glob("*/model"))
 
 
 def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
@@ -140,7 +146,7 @@ def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
 ):
     run = tmp_path / "run"
     assert command("compare=[fedavg,afl,fedprox]") == 0
-    wanted = {path: sha(path) for path in (run, run / "compare" / "afl", run / "compare" / "fedprox")}
+    wanted = {name: sha(run / "cells" / name) for name in cells(run)}
     report = (run / "report.md").read_text()
     seen = []
 
@@ -154,14 +160,15 @@ def test_an_interrupted_comparison_goes_on_with_the_method_where_it_stopped(
     assert command("compare=[fedavg,afl,fedprox]", "overwrite=true") == 130
     assert f"continue with: python -m rayfed.resume {run}\n" in capsys.readouterr().err
     monkeypatch.undo()
-    assert not (run / "compare" / "fedprox").exists()
-    first = (run / "history" / "000001.json.gz").stat().st_mtime_ns
+    assert not (run / "cells" / "fedprox-seed0").exists()
+    history = run / "cells" / "fedavg-seed0" / "history" / "000001.json.gz"
+    first = history.stat().st_mtime_ns
     assert resume([str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("round")] == ["2/2", "1/2", "2/2"]
-    assert {path: sha(path) for path in wanted} == wanted
+    assert {name: sha(run / "cells" / name) for name in wanted} == wanted
     assert (run / "report.md").read_text().split(HOW)[0] == report.split(HOW)[0]
-    assert (run / "history" / "000001.json.gz").stat().st_mtime_ns == first
+    assert history.stat().st_mtime_ns == first
 
 
 @pytest.mark.slow
@@ -178,8 +185,8 @@ def test_folds_have_one_table_of_clients_and_figures_of_all(command, tmp_path, c
     assert {path.name for path in (run / "figures").iterdir()} == {"folds.png", "folds_by_round.png"}
     report = (run / "report.md").read_text()
     assert "figures/folds.png" in report
-    assert "- `plain`: the run with plain held out\n" in report
-    assert "2 rounds of 2 runs in " in report
+    assert "- `cells/afl-plain-seed0`: the run of afl with plain held out\n" in report
+    assert "4 rounds of 4 runs in " in report
     assert "    python -m rayfed.run " in report
 
 
@@ -200,7 +207,7 @@ def test_the_table_of_clients_marks_those_that_never_train(command, capsys, monk
     def fails(*args):
         raise ValueError("not run")
 
-    monkeypatch.setattr("rayfed.experiment.runner.Runner.part", fails)
+    monkeypatch.setattr("rayfed.experiment.runner.Runner.run", fails)
     lines = first_words("data.unseen_clients=[0,1,2]", "overwrite=true")
     assert not [line for line in lines if "(unseen)" in line]
     assert f"unseen-2: {unseen}" in lines
@@ -221,7 +228,7 @@ def test_a_fold_that_fails_loses_nothing_of_the_others(command, tmp_path, capsys
     folds = ("protocol=leave_one_out", "data.val=4", "algorithm=fedavg", "rounds=1")
     assert command(*folds) == 1
     assert (
-        "1 of 2 runs failed: plain: ArithmeticError: as it happens (test_runner.py, line"
+        "1 of 2 runs failed: plain: ArithmeticError: as it happens (test_from_command.py, line"
         in capsys.readouterr().err
     )
     assert "| street | fedavg |" in (tmp_path / "run" / "report.md").read_text()
@@ -239,8 +246,8 @@ def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ra
     listed = f"compare=[{','.join(names)}]"
     wanted = {}
     assert command(listed, "tuning=head", "rounds=1") == 1
-    for name in ("afl", "fedprox"):
-        wanted[name] = sha(tmp_path / "run" / "compare" / name)
+    for name in ("fedavg", "afl", "fedprox"):
+        wanted[name] = sha(tmp_path / "run" / "cells" / f"{name}-seed0")
     capsys.readouterr()
     there = tmp_path / "there"
     on_ray = ("cluster=local", "cluster.actors=2", "cluster.cpus_per_actor=0.1", f"output={there}")
@@ -248,20 +255,7 @@ def test_all_methods_run_on_one_ray_and_on_the_same_actors(command, tmp_path, ra
     shown = capsys.readouterr()
     assert "1 of 4 methods failed" in shown.err
     assert shown.out.count("2 client actors with") == 2
-    assert sha(there) == sha(tmp_path / "run")
-    assert {name: sha(there / "compare" / name) for name in wanted} == wanted
-
-
-def test_the_error_names_every_part():
-    from rayfed.experiment.runner import _raise_failures
-
-    try:
-        {}["alpha"]
-    except KeyError as err:
-        failed = {"a": RayFedError("one"), "b": KeyError(), "c": err}
-    said = r"3 of 4 methods failed: a: one; b: KeyError; c: KeyError: 'alpha' \(test_runner\.py, line \d+\)"
-    with pytest.raises(PartsFailedError, match=said):
-        _raise_failures("method", failed, 4, Path("run"))
+    assert {name: sha(there / "cells" / f"{name}-seed0") for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("where", ["cluster=local", "cluster=inline"])
