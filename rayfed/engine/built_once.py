@@ -28,6 +28,8 @@ class Shared:
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
+        self._purpose = ""
+        self._last: dict[str, str] = {}
 
     def once(self, what: str, depends_on: object, make: Callable[[], T]) -> T:
         """Return `make()`, or its result for an earlier equal value of `depends_on`.
@@ -40,13 +42,20 @@ class Shared:
         key = f"{what}: {depends_on!r}"
         if key not in self._made:
             self._made[key] = make()
+        self._last[key] = self._purpose
         made: T = self._made[key]
         return made
 
-    def forget(self, *kinds: str) -> None:
-        """Forget what was made of some kinds, so that it takes no memory."""
-        for key in [key for key in self._made if key.partition(":")[0] in kinds]:
-            del self._made[key]
+    def use_for(self, purpose: str, kept: Collection[str]) -> None:
+        """Say what things are used for from now on, and forget those that were last used for something else.
+
+        Args:
+            purpose: The purpose.
+            kept: All purposes whose things are kept.
+        """
+        self._purpose = purpose
+        for key in [key for key, last in self._last.items() if last not in kept]:
+            del self._made[key], self._last[key]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,7 @@ class DriverActor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._executor: RayExecutor | None = None
+        self._may_go_on = threading.Event()
 
     def __repr__(self) -> str:
         return f"rayfed:driver:{self._name}"
@@ -93,8 +94,14 @@ class DriverActor:
             self._ended.set()
             raise
 
-    def rounds(self, start: Any, keeping: Keeping) -> Iterator[Row]:
-        """Run and record all rounds; yields a row per round, then the digest of the final tensors."""
+    def rounds(self, start: Any, keeping: Keeping, waits: bool) -> Iterator[Row]:
+        """Run and record all rounds; yields a row per round, then the digest of the final tensors.
+
+        Args:
+            start: Initial tensors, packed.
+            keeping: Folder and settings for recording.
+            waits: Wait for `go_on` after each row, as the next round may not be wanted.
+        """
         from rayfed.executors.client_actor import Trim, leave_out_of_garbage_collection
         from rayfed.executors.wire import unpack
 
@@ -105,17 +112,25 @@ class DriverActor:
         try:
             for row in record_rounds(self._experiment, self._executor, params, keeping, self._watch):
                 trim.now_and_then()
+                self._may_go_on.clear()
                 yield row
+                if waits:
+                    self._may_go_on.wait()
         except StoppedError:
             return
         finally:
             self._ended.set()
+
+    def go_on(self) -> None:
+        """Begin the next round."""
+        self._may_go_on.set()
 
     def stop(self, patience: float) -> bool:
         """End the rounds early; returns whether they ended within `patience` seconds."""
         if self._executor is None:
             return True
         self._executor.stop()
+        self._may_go_on.set()
         return self._ended.wait(patience)
 
 
@@ -132,6 +147,10 @@ class Session:
 
     Several sessions can share one Ray, each in its own thread; then their config says how many actors of
     which size each of them has.
+
+    Attributes:
+        waits: A round begins when the row of the one before was taken, as with `inline`, so that a rule ends
+            the rounds always after the same one.
     """
 
     def __init__(self, link: Connection | None = None, store: WeightStore | None = None) -> None:
@@ -143,6 +162,7 @@ class Session:
         """
         self._ray = ExitStack()
         self._actors = ExitStack()
+        self.waits = False
         self._link = link
         self._store = store
         self._driver: Any = None
@@ -228,7 +248,10 @@ class Session:
                 if not reused:
                     notify(f"actors ready after {time.perf_counter() - began:.1f} s")
                 rows = self._driver.rounds.options(num_returns="streaming")
-                yield from _stream(rows.remote(pack(setup.start), keeping), link.health)
+                for row in _stream(rows.remote(pack(setup.start), keeping, self.waits), link.health):
+                    yield row
+                    if self.waits:
+                        self._driver.go_on.remote()
 
     @contextmanager
     def _ended_by_errors(self, health: Health) -> Iterator[None]:

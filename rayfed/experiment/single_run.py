@@ -293,6 +293,7 @@ def run_alone(
             show.tell(f"{path}: {continues_after(path, config.rounds)}")
         note_advice(advice(path, show))
         rows_of = path if show.as_json else None
+        session.waits = stop is not None
         try:
             with (
                 showing(config.rounds, show.quiet, rows_of) as show_row,

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import ClusterConfig, Config, changes, config_changes
+from rayfed.config.schema import Config, changes, config_changes
 from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.evaluation.metrics import spread
@@ -47,10 +47,6 @@ from rayfed.report.final_table import (
 from rayfed.report.protocols import MEASURES, outcome, selected_row
 from rayfed.report.protocols import scores as means_of_fold
 from rayfed.user_files import parse_value, user_path
-
-if TYPE_CHECKING:
-    from rayfed.executors import cluster
-
 
 MANIFEST = "job.json"
 CELLS = "cells"
@@ -360,8 +356,6 @@ def _slug(name: str) -> str:
 MOST_KEPT = 2
 """Pairs of a setting and a seed whose data and models are kept in memory for other cells."""
 
-GB = 1e9
-
 
 class Plans:
     """Prepares cells one at a time; those of one setting and seed share what they have in common.
@@ -387,59 +381,6 @@ class Plans:
             if len(self._shared) > MOST_KEPT:
                 self._shared.popitem(last=False)
             return make_plan(cell.config, cell.path, shared)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterShare:
-    """Division of a cluster among the cells that run side by side.
-
-    Attributes:
-        lanes: Number of cells at the same time.
-        actors: Client actors of each cell.
-        cpus, gpus: CPUs and GPUs of each actor.
-    """
-
-    lanes: int
-    actors: int
-    cpus: float
-    gpus: float
-
-    def config(self, before: ClusterConfig, plan: Plan) -> ClusterConfig:
-        """The section `cluster` of a cell; never more actors than clients in a round."""
-        actors = min(self.actors, *(setup.experiment.clients_per_round for setup in plan.setups))
-        return replace(before, actors=max(1, actors), cpus_per_actor=self.cpus, gpus_per_actor=self.gpus)
-
-
-def share(wanted: ClusterConfig, cells: int, nodes: Sequence[Mapping[str, float]]) -> ClusterShare:
-    """Divide the nodes among cells: as many at once as there is room for, with few actors each.
-
-    A cell with one actor never waits for its slowest client, so that many small cells use a cluster best.
-
-    Args:
-        wanted: The section `cluster` of the config; `actors` is the number of actors of each cell.
-        cells: Number of cells that are to be run.
-        nodes: Resources of every node: CPU, GPU, memory (bytes).
-
-    Raises:
-        ResourceError: No actor of the wanted size fits on the nodes.
-    """
-    from rayfed.executors.cluster import Wish, plan
-
-    if wanted.executor == "inline":
-        return ClusterShare(lanes=1, actors=1, cpus=1.0, gpus=0.0)
-    wish = Wish(
-        actors="auto",
-        cpus=wanted.cpus_per_actor,
-        gpus=wanted.gpus_per_actor,
-        memory=wanted.memory_per_actor * GB,
-    )
-    most = 1_000_000  # more clients than any node has room for
-    whole: cluster.ActorPlan = plan(wish, most, most, nodes)
-    actors = wanted.actors if isinstance(wanted.actors, int) else 0
-    lanes = max(1, min(cells, whole.actors // actors if actors else whole.actors))
-    return ClusterShare(
-        lanes=lanes, actors=actors or max(1, whole.actors // lanes), cpus=whole.cpus, gpus=whole.gpus
-    )
 
 
 TRAINED = "numbers_trained"

@@ -19,6 +19,7 @@ from rayfed.errors import ClusterError, PartsFailedError, RayFedError, cause_of
 from rayfed.experiment.plan import Plan
 from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
+from rayfed.experiment.study.cluster_share import ClusterShare, share
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import mark_of
@@ -29,7 +30,6 @@ from rayfed.reproduce.job import (
     KIND,
     MANIFEST,
     STEPS,
-    ClusterShare,
     JobCell,
     Plans,
     TableJob,
@@ -38,7 +38,6 @@ from rayfed.reproduce.job import (
     read_scores,
     read_steps,
     read_without,
-    share,
 )
 from rayfed.reproduce.results import Reproduction, compare, measures_of
 from rayfed.terminal.console import Screen, erase, size, stage, use_screen
@@ -311,7 +310,8 @@ def _run(
 
 def _place(plan: Plan, part: ClusterShare) -> Plan:
     """The plan of a cell, and of its folds, with its part of the cluster."""
-    config = replace(plan.config, cluster=part.config(plan.config.cluster, plan))
+    clients = min(setup.experiment.clients_per_round for setup in plan.setups)
+    config = replace(plan.config, cluster=part.of(plan.config.cluster, clients))
     return replace(plan, config=config, parts={name: _place(fold, part) for name, fold in plan.parts.items()})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -31,9 +32,10 @@ from rayfed.experiment.study.coordinates import (
 from rayfed.experiment.study.described import Described, Fixed, RecordedExperiment, one_method
 from rayfed.experiment.study.equal_cells import equally_trained
 from rayfed.experiment.study.paired_tests import paired_tests
+from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
-from rayfed.experiment.study.schedule import AGAIN, Schedule, waits_of
+from rayfed.experiment.study.schedule import Schedule, again, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of, reported
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
 from rayfed.record.readers import read_rows, read_yaml
@@ -133,16 +135,20 @@ class Study:
         at_once: int | Literal["auto"] = 1,
         stop: Stop | None = None,
         quiet: bool | None = None,
+        *,
+        progress: Progress | None = None,
     ) -> Study:
         """Run the cells that are not finished; those that were interrupted go on after their last checkpoint.
 
         Args:
             folder: Folder of the study; None: nothing is written where you look.
-            at_once: Number of cells that run side by side, each in its own process; `auto`: as many as
-                there are processors. The results are the same, to the bit.
+            at_once: Number of cells that run side by side: with `cluster="inline"` in as many processes,
+                on Ray with a part of the cluster each; `auto`: as many as there are processors, or room on
+                the cluster. The results are the same, to the bit.
             stop: Called after each round with the coordinates of the cell, by name, and the rows of its
                 rounds so far; True ends the cell. It goes on in a call without `stop`.
             quiet: Show nothing; None: show what is done in a notebook and on a terminal.
+            progress: Shows which cells begin and end in its own way; None: lines of text are shown.
 
         Returns:
             This study.
@@ -151,6 +157,7 @@ class Study:
             ConfigError: Something in a cell is wrong, or the folder holds something else, or a cell with
                 another description; found before any cell begins.
             PartsFailedError: Cells failed; the others are finished, and `finished` has them.
+            ClusterError: Ray was lost, or could not be started.
         """
         if self._kept is None and folder is None:
             self._kept = tempfile.TemporaryDirectory(prefix="rayfed-")
@@ -159,17 +166,19 @@ class Study:
         place = Path(self._kept.name) / "study" if self._kept is not None else Path(str(folder)).expanduser()
         self.__dict__.pop("results", None)
         self.finished = {}
-        with Shown(quiet) as hidden:
+        with Shown(quiet) if progress is None else nullcontext(True) as hidden:
             common = CommonParts()
             configs = self._configs(place.absolute(), common)
             with held(place.absolute(), self.names) as manifest:
                 self.path = None if self._kept is not None else place
-                show = Show(hidden, resume_command=AGAIN)
-                failed = self._run_cells(manifest, configs, common, show, at_once=at_once, stop=stop)
+                show = Show(hidden, resume_command=again())
+                failed = self._run_cells(
+                    manifest, configs, common, show, at_once=at_once, stop=stop, progress=progress
+                )
         if failed:
             reasons = "; ".join(f"{in_words(key, self.names)}: {why}" for key, why in failed.items())
             error = PartsFailedError(f"{len(failed)} of {len(self.cells)} cells failed: {reasons}")
-            error.add_note("what is finished is kept; run the study in the same folder again to continue")
+            error.add_note(f"what is finished is kept; continue with: {again()}")
             raise error
         return self
 
@@ -182,6 +191,7 @@ class Study:
         *,
         at_once: int | Literal["auto"] = 1,
         stop: Stop | None = None,
+        progress: Progress | None = None,
     ) -> dict[Key, str]:
         """Run the cells that are not finished in a folder that this process holds; returns why cells failed.
 
@@ -192,7 +202,13 @@ class Study:
         self._folder = manifest.path
         digests: dict[Key, str] = {}
         schedule = Schedule(
-            manifest=manifest, configs=configs, after=self._after, at_once=at_once, stop=stop, show=show
+            manifest=manifest,
+            configs=configs,
+            after=self._after,
+            at_once=at_once,
+            stop=stop,
+            show=show,
+            progress=progress or Progress(show.tell),
         )
         try:
             return schedule.run(common, digests)

@@ -49,7 +49,7 @@ def paired_tests(
     factors, interval = _factors(found, level)
     rows: list[dict[str, Any]] = []
     for (_, other), values, factor in zip(pairs, found, factors, strict=True):
-        mean, error = _mean_and_error(values.to_numpy())
+        mean, error = mean_and_error(values.to_numpy())
         has_test = len(values) > 1
         has_interval = has_test and (error > 0 or abs(mean) <= 1e-12)
         rows.append(
@@ -74,7 +74,7 @@ def paired_tests(
     return table
 
 
-def _mean_and_error(values: Array) -> tuple[float, float]:
+def mean_and_error(values: Array) -> tuple[float, float]:
     """Mean of differences, and its standard error; 0 where all are the same."""
     if not len(values):
         return 0.0, 0.0
@@ -84,13 +84,18 @@ def _mean_and_error(values: Array) -> tuple[float, float]:
     return mean, float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
+def p_of_t(t: float, seeds: int) -> float:
+    """P of a two-sided paired t-test. Args: t: the mean difference in standard errors."""
+    from scipy.stats import t as student
+
+    return float(2 * student.sf(abs(t), seeds - 1))
+
+
 def _p(mean: float, error: float, seeds: int) -> float:
     """P of a two-sided t-test; of a sign test where the differences of all seeds are equal."""
-    from scipy.stats import t
-
     if error == 0:
         return 1.0 if abs(mean) <= 1e-12 else float(2.0 ** (1 - seeds))
-    return float(2 * t.sf(abs(mean / error), seeds - 1))
+    return p_of_t(mean / error, seeds)
 
 
 def _verdict(difference: float | None, p: float | None, larger: bool, level: float) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayfed.config.schema import Config, config_changes, to_dict
+from rayfed.config.schema import config_changes, to_dict
 from rayfed.engine.built_once import Shared
 from rayfed.engine.score_finished_run import model_digest
+from rayfed.engine.session import Session
 from rayfed.errors import StoppedEarlyError
 from rayfed.experiment.finished_run import RoundRow
-from rayfed.experiment.kept_session import session_of
+from rayfed.experiment.plan import make_plan
 from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
-from rayfed.record.claim import claim_again
+from rayfed.experiment.study.cluster_share import ClusterShare
+from rayfed.record import claim as folders
 from rayfed.record.readers import DamagedError, read_rows, read_yaml
+
+if TYPE_CHECKING:
+    from rayfed.config.schema import Config
 
 Stop: TypeAlias = Callable[[Mapping[str, Any], Sequence[RoundRow]], bool]
 """Gets the coordinates of a cell and the rows of its rounds so far; True ends the cell."""
@@ -57,33 +64,48 @@ class Outcome:
     failed: str = ""
 
 
+MOST = 2
+"""Pairs of a data set and a seed whose parts are kept in memory for other cells."""
+
+
 @dataclass
 class CommonParts:
-    """Parts that cells of one process have in common; the cells run one after the other.
+    """Parts that cells of one process have in common, such as data sets, partitions and models.
 
-    The data set is kept; partitions and models are kept for the cells of one seed.
+    Kept is what cells with one of the last `MOST` pairs of a data set and a seed used.
+
+    Attributes:
+        alone: Held while a cell is prepared and its folder is claimed, as several threads run cells.
+        asking: Held while the user's rule is asked, for the same reason.
     """
 
+    alone: Lock = field(default_factory=Lock)
+    asking: Lock = field(default_factory=Lock)
     shared: Shared = field(default_factory=Shared)
-    _seed: int | None = None
+    _pairs: list[str] = field(default_factory=list)
 
     def of(self, config: Config) -> Shared:
         """The parts of earlier cells that the next one may use."""
-        if self._seed not in (None, config.seed):
-            self.shared.forget("partition", "model", "shape")
-        self._seed = config.seed
+        data = config.data
+        pair = f"{data.name}, {data.reader}, {data.root}, seed {config.seed}"
+        self._pairs = [*(each for each in self._pairs if each != pair), pair][-MOST:]
+        self.shared.use_for(pair, self._pairs)
         return self.shared
 
 
-def run_cell(cell: StudyCell, common: CommonParts, show: Show) -> Outcome:
+def run_cell(
+    cell: StudyCell, common: CommonParts, show: Show, session: Session, part: ClusterShare | None = None
+) -> Outcome:
     """Run a cell, or continue it after its last checkpoint.
 
     A cell that scored the model of another run begins anew if that model, or its own config, has changed.
 
     Args:
         cell: The cell.
-        common: What it shares with the cells before it.
+        common: What it shares with other cells.
         show: What is shown of its rounds.
+        session: Ray and the actors that it uses.
+        part: Its part of the cluster; None: it may use the whole.
 
     Raises:
         RayFedError: It failed; its finished rounds are in its folder.
@@ -91,27 +113,36 @@ def run_cell(cell: StudyCell, common: CommonParts, show: Show) -> Outcome:
 
     def stop(path: Path) -> bool:
         assert cell.stop is not None  # else this function is not used
-        return bool(cell.stop(cell.at, [RoundRow(row) for row in read_rows(path)]))
+        with common.asking:
+            return bool(cell.stop(cell.at, [RoundRow(row) for row in read_rows(path)]))
 
-    runner = Runner(
-        show=show,
-        session=session_of(cell.config),
-        stays=True,
-        shared=common.of(cell.config),
-        stop=None if cell.stop is None else stop,
-    )
     config = replace(cell.config, overwrite=False)
-    goes_on = (cell.place / "config.yaml").exists()
-    if (trained := config.evaluation.model_of) is not None and goes_on:
-        goes_on = _scored_the_same(cell.place, config, trained)
-        config = replace(config, overwrite=not goes_on)
-    try:
-        if goes_on:
-            with claim_again(cell.place) as claim:
-                return Outcome(sha256=runner.start(config, claim).sha256)
-        return Outcome(sha256=runner.start(config).sha256)
-    except StoppedEarlyError:
-        return Outcome(stopped=len(read_rows(cell.place)))
+    continues = (cell.place / "config.yaml").exists()
+    if (trained := config.evaluation.model_of) is not None and continues:
+        continues = _scored_the_same(cell.place, config, trained)
+        config = replace(config, overwrite=not continues)
+    with ExitStack() as held:
+        with common.alone:
+            plan = make_plan(config, cell.place, common.of(config))
+            if continues:
+                claim = held.enter_context(folders.claim_again(cell.place))
+            else:
+                owner = folders.look(cell.place, config.overwrite)
+                claim = held.enter_context(folders.claim(cell.place, owner, config.overwrite))
+        if part is not None:
+            clients = min(setup.experiment.clients_per_round for setup in plan.setups)
+            plan = replace(plan, config=replace(config, cluster=part.of(config.cluster, clients)))
+        runner = Runner(
+            show=show,
+            session=session,
+            stays=True,
+            resume=continues,
+            stop=None if cell.stop is None else stop,
+        )
+        try:
+            return Outcome(sha256=runner.run(plan, claim))
+        except StoppedEarlyError:
+            return Outcome(stopped=len(read_rows(cell.place)))
 
 
 def _scored_the_same(place: Path, config: Config, trained: str) -> bool:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rayfed.config.schema import Config
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, RayFedError
 from rayfed.experiment.plan import make_plan
-from rayfed.experiment.single_run import Show
+from rayfed.experiment.runner import check_cluster
+from rayfed.experiment.single_run import Show, advice
 from rayfed.experiment.study.coordinates import SEED, Key, find_key, in_words
-from rayfed.experiment.study.run_cell import CommonParts, Outcome, Stop, StudyCell
-from rayfed.experiment.study.side_by_side import how_many, lanes
+from rayfed.experiment.study.progress import Progress
+from rayfed.experiment.study.run_cell import CommonParts, Stop, StudyCell
+from rayfed.experiment.study.side_by_side import side_by_side
 from rayfed.experiment.study.study_folder import Manifest, is_finished
-from rayfed.terminal.console import stage
+from rayfed.record.trackers import check_trackers
+from rayfed.terminal.arguments import command_line
+from rayfed.terminal.supervisor import note_advice
 
-AGAIN = "the same study.run(FOLDER)"
-"""The call that continues a study, for messages."""
+if TYPE_CHECKING:
+    from rayfed.config.schema import Config
+
+
+def again() -> str:
+    """The command or the call that continues a study, for messages."""
+    return command_line() or "the same study.run(FOLDER)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,7 @@ class Schedule:
         at_once: Number of cells side by side, or `auto`.
         stop: The rule that may end a cell; None: there is none.
         show: What is shown; its `resume_command` continues the study.
+        progress: Is told which cells begin and end.
     """
 
     manifest: Manifest
@@ -41,6 +50,7 @@ class Schedule:
     at_once: int | Literal["auto"]
     stop: Stop | None
     show: Show
+    progress: Progress
 
     def run(self, common: CommonParts, finished: dict[Key, str]) -> dict[Key, str]:
         """Run what is not finished.
@@ -56,23 +66,20 @@ class Schedule:
             ConfigError: A cell cannot be run; found before any of them begins.
         """
         waiting = dict(self._waiting(finished))
-        size, why = how_many(self.at_once, list(waiting.values()), self.stop)
-        tell = self.show.tell
-        if why:
-            tell(why)
-        self._check(waiting, common)
-        if size > 1:
-            common = CommonParts()  # the models are built in the processes
-        failed: dict[Key, str] = {}
+        how = side_by_side(self.at_once, list(waiting.values()), self.stop)
+        if how.why:
+            self.progress.tell(how.why)
+        self._check(waiting, common)  # before anything is started
+        self.progress.start(self.configs, self.manifest.names, finished)
         show = replace(self.show, whole=self.manifest.path)
-        progress = _Progress(len(self.configs), len(finished), tell)
-        with lanes(size, show, common) as side:
+        failed: dict[Key, str] = {}
+        with _advised(advice(self.manifest.path, show)), how.lanes(show, common) as side:
             running: dict[str, Key] = {}
             while waiting or running:
-                for key in self._ready(waiting, finished, failed, size - len(running)):
+                for key in self._ready(waiting, finished, failed, side.size - len(running)):
                     config = waiting.pop(key)
                     running[str(config.output)] = key
-                    progress.begin(self._in_words(key), size)
+                    self.progress.begin(key, side.size)
                     at = dict(zip(self.manifest.names, key, strict=True))
                     side.start(StudyCell(at=at, config=config, stop=self.stop))
                 for cell, outcome in side.ended():
@@ -82,7 +89,8 @@ class Schedule:
                     else:
                         self.manifest.note(key, sha256=outcome.sha256, stopped=outcome.stopped)
                         finished[key] = outcome.sha256
-                    progress.end(self._in_words(key), outcome)
+                    self.progress.end(key, outcome)
+                self.progress.look()
         return failed
 
     def _in_words(self, key: Key) -> str:
@@ -120,12 +128,27 @@ class Schedule:
         A cell that waits for another one may need what that one writes, other than the model that it scores.
         """
         seen: set[Key] = set()
+        for config in {config.cluster: config for config in waiting.values()}.values():
+            check_cluster(config)
         for key, config in waiting.items():
+            check_trackers(config.trackers)
             at = zip(self.manifest.names, key, strict=True)
             alike = tuple(value for name, value in at if name != SEED)
             if alike not in seen and (config.evaluation.model_of or not self.after.get(key)):
                 seen.add(alike)
                 make_plan(config, Path(str(config.output)), common.of(config))
+
+
+@contextmanager
+def _advised(words: str) -> Iterator[None]:
+    """Add advice to what ends the block early, unless the run of a cell has added it."""
+    note_advice(words)
+    try:
+        yield
+    except (KeyboardInterrupt, RayFedError) as err:
+        if not getattr(err, "__notes__", ()):
+            err.add_note(words)
+        raise
 
 
 def in_order(keys: Iterable[Key], names: Sequence[str]) -> list[Key]:
@@ -161,43 +184,3 @@ def waits_of(
         for key in free:
             del open_cells[key]
     return waits
-
-
-class _Progress:
-    """Tells which cells begin and end, and how long the others will take.
-
-    Args:
-        total: Number of cells.
-        done: How many were finished before.
-        tell: Shows a line.
-    """
-
-    def __init__(self, total: int, done: int, tell: Callable[[str], None]) -> None:
-        self._total, self._before, self._tell = total, done, tell
-        self._ended = 0
-        self._began = time.perf_counter()
-        if done:
-            tell(f"{done} of {total} cells are finished")
-
-    def begin(self, cell: str, size: int) -> None:
-        """A cell begins."""
-        if size == 1:
-            self._tell(f"\ncell {self._before + self._ended + 1} of {self._total}: {cell}")
-        else:
-            stage(f"running up to {size} cells side by side")
-
-    def end(self, cell: str, outcome: Outcome) -> None:
-        """A cell ended."""
-        self._ended += 1
-        done = self._before + self._ended
-        seconds = (time.perf_counter() - self._began) / self._ended * (self._total - done)
-        left = f"; about {_duration(seconds)} left" if done < self._total else ""
-        what = f"failed: {outcome.failed}" if outcome.failed else "finished"
-        what = f"stopped after round {outcome.stopped}" if outcome.stopped else what
-        self._tell(f"{done}/{self._total}  {cell}: {what}{left}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -183,7 +183,13 @@ def new_folder(path: Path, owner: str, names: tuple[str, ...], overwrite: bool =
         ConfigError: The folder may not be used, another process holds it, or it cannot be written.
     """
     with folders.claim(path, owner, overwrite, kind=KIND) as own:
-        yield Manifest(path=path, names=names, earlier=own.earlier)
+        try:
+            yield Manifest(path=path, names=names, earlier=own.earlier)
+        except ConfigError:
+            if not (path / CELLS).exists():  # no cell began, so the same folder can be used again
+                (path / STUDY).unlink(missing_ok=True)
+                own.discard()
+            raise
 
 
 def digest_of(config: Config) -> str:

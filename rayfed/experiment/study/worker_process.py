@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
 
+from rayfed.engine.session import Session
 from rayfed.errors import cause_of
 from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.run_cell import CommonParts, Outcome, run_cell
@@ -75,7 +76,7 @@ def main() -> None:
         try:
             objects, cell = (pickle.loads(each) for each in tasks.get())
             remember(without_values(objects))
-            outcome = run_cell(cell, common, Show(quiet=True))
+            outcome = run_cell(cell, common, Show(quiet=True), Session())
         except Exception as err:  # a method may raise anything
             outcome = Outcome(failed=cause_of(err))
         pickle.dump(outcome, answers)

@@ -354,9 +354,11 @@ def test_a_killed_study_goes_on_to_the_same_frame(tmp_path, cache):
 
 
 def test_what_cannot_run_side_by_side_says_why(tmp_path):
-    cells = {("a", seed): own(seed=seed, cluster="local") for seed in (0, 1)}
-    with pytest.raises(ConfigError, match=r"at_once: 2 is impossible: .*executor=ray.*; leave out at_once"):
+    cells = {("a", 0): own(seed=0, cluster="local"), ("a", 1): own(seed=1, cluster="inline")}
+    wanted = "at_once: 2 is impossible: cluster.executor is ray in one cell and inline in another one"
+    with pytest.raises(ConfigError, match=wanted):
         rayfed.Study(cells).run(tmp_path / "s", at_once=2, quiet=True)
+    assert not (tmp_path / "s").exists()
     with pytest.raises(ConfigError, match="at_once: 0 is neither a number of 1 or more nor 'auto'"):
         rayfed.Study(pair(1)).run(at_once=0, quiet=True)
     lock = threading.Lock()
