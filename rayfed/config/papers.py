@@ -63,8 +63,8 @@ class PaperTable:
         title: What it shows, in one line.
         measures: Names of the published numbers of a cell. Where a cell has several under the letter of
             each domain, a measure is the last one of a letter, which is their mean.
-        scores: What is read from a run for a measure (`rayfed.reproduce.job`); a measure that is not in it
-            cannot be read from a run.
+        scores: What is read from a run for a measure (`rayfed.reproduce.cell_scores`); others cannot be read
+            from a run.
         columns: Domains in the order of the paper's columns, by setting; by default that of the data set.
         selection: The round whose scores are reported, and how scores of seeds are combined.
         figure: Command that draws it; empty: it is a table.

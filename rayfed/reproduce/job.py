@@ -1,15 +1,6 @@
 """A reproduce job: the cells of a paper's table that are to be run, with configs, folders and scores.
 
 Cells share data, partitions and models, and divide the cluster between them.
-
-Scores of a finished cell have the names that `scores` in configs/papers/*.yaml may have. A name is a column
-of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of the global model
-on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the clients;
-`numbers_trained`; `without adapters` and `without head`, the mean over domains of the final model with these
-tensors put back to their start values; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`,
-the percentage of rounds in which the first one is lower; or, where each domain is held out in turn, a measure
-of `rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or with a number behind it (such as
-`generalization 2`) that of the second held-out domain.
 """
 
 from __future__ import annotations
@@ -19,10 +10,9 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, geometric_mean
 from typing import Any
 
 from rayfed.config import papers
@@ -30,22 +20,11 @@ from rayfed.config.compose import ELSE
 from rayfed.config.schema import Config, changes, config_changes
 from rayfed.engine.built_once import Shared
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.evaluation.metrics import spread
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import Plan, make_plan
-from rayfed.objective import METRICS, metric_of
-from rayfed.record.readers import read_json, read_rows, read_yaml
-from rayfed.report.final_table import (
-    RunTables,
-    final_scores,
-    last_evaluated,
-    scores_of,
-    scores_without,
-    total_steps,
-)
-from rayfed.report.protocols import MEASURES, outcome, selected_row
-from rayfed.report.protocols import scores as means_of_fold
+from rayfed.record.readers import read_json, read_yaml
+from rayfed.reproduce.cell_scores import READERS
 from rayfed.user_files import parse_value, user_path
 
 MANIFEST = "job.json"
@@ -383,231 +362,8 @@ class Plans:
             return make_plan(cell.config, cell.path, shared)
 
 
-TRAINED = "numbers_trained"
-STEPS, EXAMPLES = "local steps", "local examples"
-FINAL, ADDED = "final model", "adapters add"
-HALF = "after half of the rounds"
-WITHOUT = {"without adapters": "adapters", "without head": "head"}
-"""Scores of the final model with tensors at their start values, with the kinds of `score_without`."""
-MEAN, ROUNDS = "geometric mean ", "rounds "
-LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
-"""Scores of which a lower value is better."""
-
-SPREAD = {"average": "average", "worst tenth": "worst", "best tenth": "best", "variance": "variance"}
-"""Statistics over clients, with their attributes of `rayfed.evaluation.metrics.Spread`."""
-
-
-def better(score: str) -> str:
-    """Whether a `higher` or a `lower` value of a score is better."""
-    return "lower" if score.removeprefix(MEAN).endswith(LOWER) and not score.startswith(ROUNDS) else "higher"
-
-
-def unit(score: str) -> str:
-    """Unit of a score: percent, or a number."""
-    if score.startswith(MEAN):
-        return "as in the column"
-    return {TRAINED: "numbers", "variance": "percent squared"}.get(score, "percent")
-
-
-def rule_of(config: Config) -> str:
-    """The rule by which the round of a run is chosen, in words."""
-    if config.protocol == "leave_one_out" or config.evaluation.validation:
-        ties = config.evaluation.ties
-        return f"the {ties} round with the highest validation accuracy of the global model, mean over clients"
-    return "the last evaluated round"
-
-
-def read_scores(
-    path: Path, config: Config, wanted: Iterable[str], order: Sequence[str] = ()
-) -> dict[str, float]:
-    """Scores of a finished cell.
-
-    Args:
-        path: Folder of its run.
-        config: Its config.
-        wanted: Names of scores.
-        order: Domains in the order in which they are counted; none: the order of the data set.
-
-    Returns:
-        The scores by name, fractions in percent; those that the run does not have are left out.
-    """
-    return READERS[config.protocol](path, config, tuple(wanted), tuple(order))
-
-
-def read_steps(path: Path, config: Config) -> dict[str, float]:
-    """Training batches of all clients of a finished cell, and examples in them, of all its folds."""
-    folds = config.protocol == "leave_one_out"
-    folders = [path / name for name in _folds_in(path)] if folds else [path]
-    each = [total_steps(read_rows(folder)) for folder in folders]
-    return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
-
-
-def read_half(path: Path, config: Config) -> dict[str, float]:
-    """Percent of the mean over domains after the last round that a cell had after half of its rounds.
-
-    A low share says that more rounds would change the table. Where each domain is held out in turn, both
-    scores are means over the folds of that on the domain that the fold holds out.
-
-    Returns:
-        The share as `HALF`; nothing where the first half was not evaluated, or the last score is 0.
-    """
-    folds = config.protocol == "leave_one_out"
-    names = _folds_in(path) if folds else [""]
-    pairs = [_half_and_last(path / name, held_out=folds) for name in names]
-    halves = [half for half, _ in pairs if half is not None]
-    total = sum(last or 0.0 for _, last in pairs)
-    return {HALF: 100 * sum(halves) / total} if total and len(halves) == len(pairs) else {}
-
-
-def _half_and_last(path: Path, *, held_out: bool) -> tuple[float | None, float | None]:
-    """Scores of a run in the last evaluated round of its first half, and in its last evaluated round."""
-    rows = [row for row in read_rows(path) if metric_of(row)]
-    first = [row for row in rows if 2 * row["round"] <= rows[-1]["round"]]
-    if not first:
-        return None, None
-    if held_out:
-        half, last = (
-            means_of_fold(path, row["round"])[1].get("generalization") for row in (first[-1], rows[-1])
-        )
-        return half, last
-    return final_scores(first[-1])[0], final_scores(rows[-1])[0]
-
-
-def read_without(path: Path, config: Config) -> dict[str, float]:
-    """Scores of a cell's final model in percent, as it is and without adapters and head.
-
-    They are means over domains; where each domain is held out in turn, means over the folds of the scores on
-    the domain that the fold holds out. `ADDED` is what adapters add to the global model.
-
-    Returns:
-        The scores by name; those that the cell does not have, or not in every fold, are left out, and all of
-        them where nothing was put back.
-    """
-    folds = config.protocol == "leave_one_out"
-    names = _folds_in(path) if folds else ()
-    each = [_without_of_fold(path / name, name) for name in names] if folds else [_without_of_run(path)]
-    common = [key for key in each[0] if all(key in one for one in each)]
-    found = {key: 100 * fmean(one[key] for one in each) for key in common}
-    return found if found.keys() & WITHOUT.keys() else {}
-
-
-def _without_of_run(path: Path) -> dict[str, float]:
-    row = last_evaluated(read_rows(path))
-    deployed, whole = final_scores(row)
-    kinds = {kind: found["domains"] for kind, found in (scores_without(path, row) or {}).items()}
-    return _named_without(deployed, whole, kinds)
-
-
-def _without_of_fold(path: Path, held_out: str) -> dict[str, float]:
-    row = read_rows(path)[-1]
-    whole = means_of_fold(path, row["round"])[1].get("generalization")
-    without = scores_without(path, row) or {}
-    kinds = {kind: found["by_domain"].get(held_out) for kind, found in without.items()}
-    return _named_without(whole, whole, kinds)
-
-
-def _named_without(
-    deployed: float | None, whole: float | None, kinds: Mapping[str, float | None]
-) -> dict[str, float]:
-    """The fractions of a run by name; `whole` and `kinds` are of the global model."""
-    bare = kinds.get("adapters")
-    added = None if whole is None or bare is None else whole - bare
-    found = {FINAL: deployed, **{name: kinds.get(kind) for name, kind in WITHOUT.items()}, ADDED: added}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
-    history = read_rows(path)
-    by_validation = any(metric_of(row, "val_") for row in history)
-    row = selected_row(history, config.evaluation.ties) if by_validation else last_evaluated(history)
-    if not row:
-        return {}
-    metric = metric_of(row) or METRICS[0]
-    now = [score for score in scores_of(path, row["round"]) if score["metric"] == metric]
-    domains = {s["client"]: s["value"] for s in now if _is(s, "report_domains", "global")}
-    names = order or [name for name in RunTables(path).domains if name in domains]
-    found = {key: value for key, value in row.items() if isinstance(value, float)}
-    if metric != METRICS[0]:  # the names of the papers' files are those of accuracies
-        found |= {key.replace(metric, METRICS[0]): value for key, value in found.items()}
-    found |= {
-        f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
-    }
-    scores = {name: 100 * found[name] for name in wanted if found.get(name) is not None}
-    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained_values(path, wanted)
-
-
-def _is(score: dict[str, Any], exchange: str, model: str) -> bool:
-    return score["exchange"] == exchange and score["model"] == model and score["value"] is not None
-
-
-def _over_clients(now: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
-    """Statistics over the clients' percentages: of their personal models, where these were scored."""
-    if not set(wanted) & SPREAD.keys():
-        return {}
-    for model in ("personal", "global"):
-        if values := [100 * score["value"] for score in now if _is(score, "report_clients", model)]:
-            level = spread(values)
-            return {name: getattr(level, key) for name, key in SPREAD.items() if name in wanted}
-    return {}
-
-
-def _over_rounds(history: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
-    """Statistics over the rounds that have the columns: geometric means, and percentages of rounds."""
-    found = {}
-    for name in wanted:
-        if name.startswith(MEAN):
-            column = name.removeprefix(MEAN)
-            values = [row[column] for row in history if row.get(column) is not None]
-            if values:
-                found[name] = geometric_mean(values)
-        elif name.startswith(ROUNDS):
-            first, second = name.removeprefix(ROUNDS).split(" < ")
-            below = [row[first] < row[second] for row in history if {first, second} <= row.keys()]
-            if below:
-                found[name] = 100 * fmean(below)
-    return found
-
-
-def _trained_values(path: Path, wanted: Sequence[str]) -> dict[str, float]:
-    """Number of trained values, where it is wanted."""
-    if TRAINED not in wanted:
-        return {}
-    return {TRAINED: float(read_json(path / "environment.json", dict)[TRAINED])}
-
-
-def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
-    names = list(order or config.data.domains or ()) or _folds_in(path)
-    folds = [outcome(path / name, config.algorithm, name, config.evaluation.ties) for name in names]
-    scores = _trained_values(path / names[0], wanted)
-    for name in wanted:
-        measure, _, place = name.rpartition(" ")
-        if not place.isdecimal():
-            measure, place = name, ""
-        if measure not in MEASURES:
-            continue
-        values = [100 * fold.measures[measure] for fold in folds if measure in fold.measures]
-        if place:
-            values = values[int(place) - 1 : int(place)]
-        if values:
-            scores[name] = sum(values) / len(values)
-    return scores
-
-
 def runs_of(cell: JobCell) -> list[Path]:
     """Folders of the runs of a finished cell: its own one, or those of the domains that are held out."""
     if cell.config.protocol == "leave_one_out":
         return [file.parent for file in sorted(cell.path.glob("*/partition.parquet"))]
     return [cell.path]
-
-
-def _folds_in(path: Path) -> list[str]:
-    """Held-out domains of a run, in the order of the data set."""
-    first = next(file.parent for file in sorted(path.glob("*/partition.parquet")))
-    return [name for name in RunTables(first).domains if (path / name / "partition.parquet").exists()]
-
-
-READERS: Mapping[str, Callable[[Path, Config, Sequence[str], Sequence[str]], dict[str, float]]] = {
-    "single": _of_run,
-    "leave_one_out": _of_folds,
-}
-"""Functions that read the scores of a cell, by its protocol; a cell with another one has no single number."""

@@ -16,21 +16,8 @@ from typing import Any
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
 from rayfed.report.final_table import RunTables, head_notes, told_apart
-from rayfed.reproduce.job import (
-    ADDED,
-    EXAMPLES,
-    FINAL,
-    HALF,
-    STEPS,
-    WITHOUT,
-    JobCell,
-    TableJob,
-    better,
-    is_harmless,
-    rule_of,
-    runs_of,
-    unit,
-)
+from rayfed.reproduce.cell_scores import ADDED, EXAMPLES, FINAL, HALF, STEPS, WITHOUT, better, rule_of, unit
+from rayfed.reproduce.job import JobCell, TableJob, is_harmless, runs_of
 from rayfed.terminal.table_formats import Table, fit_width
 
 FORMAT = 1

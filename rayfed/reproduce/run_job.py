@@ -25,20 +25,8 @@ from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import mark_of
 from rayfed.record.readers import read_json, rows_so_far
 from rayfed.reproduce import results
-from rayfed.reproduce.job import (
-    EXAMPLES,
-    KIND,
-    MANIFEST,
-    STEPS,
-    JobCell,
-    Plans,
-    TableJob,
-    check_same,
-    read_half,
-    read_scores,
-    read_steps,
-    read_without,
-)
+from rayfed.reproduce.cell_scores import EXAMPLES, STEPS, read_half, read_scores, read_steps, read_without
+from rayfed.reproduce.job import KIND, MANIFEST, JobCell, Plans, TableJob, check_same
 from rayfed.reproduce.results import Reproduction, compare, measures_of
 from rayfed.terminal.console import Screen, erase, size, stage, use_screen
 from rayfed.terminal.exit_code import STOP

@@ -9,7 +9,8 @@ from scipy.stats import ttest_rel
 
 from rayfed.config import papers
 from rayfed.config.compose import folder
-from rayfed.reproduce.job import ADDED, EXAMPLES, FINAL, HALF, STEPS, JobCell
+from rayfed.reproduce.cell_scores import ADDED, EXAMPLES, FINAL, HALF, STEPS
+from rayfed.reproduce.job import JobCell
 from rayfed.reproduce.results import compare, judge, markdown, matching_setting, measures_of, text
 from rayfed.reproduce.results import without as columns
 from tests.rayfed.reproduce.jobs import ablation, finished_as

@@ -12,7 +12,7 @@ from rayfed.config.compose import folder
 from rayfed.config.schema import load_config
 from rayfed.record.readers import read_rows
 from rayfed.report.protocols import MEASURES
-from rayfed.reproduce.job import (
+from rayfed.reproduce.cell_scores import (
     ADDED,
     FINAL,
     HALF,
