@@ -33,17 +33,20 @@ from unittest.mock import patch
 
 import rayfed
 from rayfed.config.catalog import choices_of
-from rayfed.config.papers import PAPER, PaperTable
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
 from rayfed.engine.measure_client import batches_a_step
+from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, one_line
 from rayfed.experiment.equal_steps import ROUNDING, with_passes
+from rayfed.experiment.study.cells import Study
+from rayfed.experiment.study.described import Fixed
+from rayfed.experiment.study.progress import Progress
+from rayfed.experiment.study.run_cell import CommonParts
 from rayfed.federation.method_registry import METHODS
 from rayfed.record.atomic_files import write_text
 from rayfed.record.readers import read_json, read_rows
-from rayfed.reproduce.job import JobCell, Plans, TableJob
-from rayfed.reproduce.run_job import reproduce
+from rayfed.terminal.console import say
 from rayfed.user_files import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +123,7 @@ def configs(
     fixed = [*COMMON, *(text.format(**given) for text in SETTINGS[setting])]
     found = {}
     refused = {name: LEFT_OUT[name] for name in methods if name in LEFT_OUT}
-    plans = Plans()
+    common_parts = CommonParts()
     own = {each.name: each.brings["tuning"] for each in choices_of("algorithm") if "tuning" in each.brings}
     common = load_config([*fixed, "algorithm=fedavg", *overrides])
     for row in methods:
@@ -135,8 +138,8 @@ def configs(
             _check_own(name, own.get(name), config)
             compatible_parts(config)
             config = replace(config, evaluation=replace(config.evaluation, every=max(1, config.rounds // 2)))
-            plan = plans.of(_cell(row, setting, 0, config, Path("unused")))
-            found[row] = with_passes(config, row, _factor(row, batches_a_step(plan.setups[0])))
+            setup = prepare(replace(config, compare=()), shared=common_parts.of(config))
+            found[row] = with_passes(config, row, _factor(row, batches_a_step(setup)))
         except ConfigError as err:
             refused[row] = one_line(err)
     return found, refused
@@ -171,58 +174,28 @@ def _check_own(name: str, own: str | None, config: Config) -> None:
         raise ConfigError(f"tuning: {name} is made for tuning={own}")
 
 
-def job_of(setting: str, found: Mapping[str, Config], seeds: int, folder: Path) -> TableJob:
-    """The job of a setting: one run for each method and seed, all methods of the first seed first."""
-    path = folder / setting.replace(" ", "_")
-    table = PaperTable(
-        name=f"which_method/{path.name}",
-        reference="",
-        where="",
-        title=f"Every method that fits: {setting}",
-        measures=tuple(SCORES),
-        scores=SCORES,
-        common={},
-        rows={name: {"algorithm": name} for name in found},
-        settings={setting: {}},
-        small={},
-        numbers={},
-    )
-    return TableJob(
-        table=table,
-        scale=PAPER,
-        overrides=(),
-        path=path,
-        rows=tuple(found),
-        settings=(setting,),
-        seeds=tuple(range(seeds)),
-        cells=tuple(
-            _cell(name, setting, seed, config, path)
-            for seed in range(seeds)
-            for name, config in found.items()
-        ),
+def study_of(found: Mapping[str, Config], seeds: int) -> Study:
+    """The study of a setting: one run for each method and seed, all methods of the first seed first."""
+    given = dict.fromkeys(("figures", "tensorboard"))
+    return Study(
+        ((name, seed), Fixed(replace(config, seed=seed, compare=()), given))
+        for seed in range(seeds)
+        for name, config in found.items()
     )
 
 
-def _cell(name: str, setting: str, seed: int, config: Config, path: Path) -> JobCell:
-    folder = path / "cells" / f"{name}-seed{seed}"
-    config = replace(config, seed=seed, output=str(folder), overwrite=False, compare=())
-    return JobCell(row=name, setting=setting, seed=seed, name=folder.name, path=folder, config=config)
-
-
-def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
+def rows_of(study: Study) -> Iterator[dict[str, Any]]:
     """Scores and cost of every finished run: fractions, bytes in both directions, and steps.
 
     `half` is the mean after half of the rounds.
     """
-    for cell in job.cells:
-        if not cell.record.exists():
-            continue
-        history = read_rows(cell.path)
+    for (method, seed), run in study.finished.items():
+        history = read_rows(Path(str(run.path)))
         scored = [row for row in history if SCORES["mean"] in row]
         last = scored[-1]
         yield {
-            "method": cell.row,
-            "seed": cell.seed,
+            "method": method,
+            "seed": seed,
             **{name: last[column] for name, column in SCORES.items()},
             "half": scored[0][SCORES["mean"]],
             "bytes": sum(row["bytes_up"] + row["bytes_down"] for row in history),
@@ -230,32 +203,35 @@ def rows_of(job: TableJob) -> Iterator[dict[str, Any]]:
         }
 
 
-def facts(job: TableJob, overrides: Sequence[str], refused: Mapping[str, str]) -> dict[str, Any]:
+def facts(setting: str, study: Study, overrides: Sequence[str], refused: Mapping[str, str]) -> dict[str, Any]:
     """Everything needed to run a setting again, and the results of the methods that have all seeds.
 
     Args:
-        job: The job of the setting.
+        setting: Its name.
+        study: Its study, which has run.
         overrides: Overrides of every run, without paths.
         refused: Why other methods do not fit.
     """
-    rows = list(rows_of(job))
+    rows = list(rows_of(study))
+    methods = dict.fromkeys(method for method, _ in study.cells)
     whole = [
-        name for name in job.rows if {row["seed"] for row in rows if row["method"] == name} == {*job.seeds}
+        name for name in methods if {row["seed"] for row in rows if row["method"] == name} == {*study.seeds}
     ]
+    config = next(iter(study.cells.values())).config()
     git = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    words = " ".join(["python -m benchmarks.which_method", f'--setting "{job.settings[0]}"', *overrides])
+    words = " ".join(["python -m benchmarks.which_method", f'--setting "{setting}"', *overrides])
     return {
         "command": words,
         "commit": commit,
         "processor": _processor(),
         "date": datetime.date.today().isoformat(),
-        "rounds": job.cells[0].config.rounds,
-        "clients": _clients(job),
-        "overrides": [text for text in SETTINGS[job.settings[0]] if "{" not in text.replace("{{", "")],
+        "rounds": config.rounds,
+        "clients": len(prepare(config).experiment.clients),
+        "overrides": [text for text in SETTINGS[setting] if "{" not in text.replace("{{", "")],
         "bases": BASES,
         "refused": dict(refused),
-        "seeds": list(job.seeds),
+        "seeds": study.seeds,
         "rows": [row for row in rows if row["method"] in whole],
     }
 
@@ -264,11 +240,6 @@ def _processor() -> str:
     """The processor of this machine and its number of cores."""
     line = next(line for line in machine().splitlines() if "processor" in line)
     return line.partition("processor")[2].strip(" |:`*")
-
-
-def _clients(job: TableJob) -> int:
-    plan = Plans().of(job.cells[0])
-    return len(plan.setups[0].experiment.clients)
 
 
 def write(setting: str, found: Mapping[str, Any], file: Path = FILE) -> None:
@@ -331,9 +302,10 @@ def main(argv: Sequence[str]) -> None:
         if args.time:
             write_seconds(setting, seconds_of(found), args.file)
             continue
-        job = job_of(setting, found, args.seeds, args.folder)
-        reproduce(job, lambda line: sys.stdout.write(f"{line}\n"))
-        write(setting, facts(job, overrides, refused), args.file)
+        study = study_of(found, args.seeds)
+        told = Progress(say)
+        study.run(args.folder / setting.replace(" ", "_"), progress=told)
+        write(setting, facts(setting, study, overrides, refused), args.file)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ STARTS = {
     "the half of a client": ("rayfed.federation.local",),
     "FedProx": ("algorithms.fedprox",),
     "the page of a run": ("rayfed.report.page.render",),
-    "a table of a paper": ("rayfed.reproduce.run_job",),
+    "a table of a paper": ("rayfed.reproduce.run_table",),
 }
 """Modules with which a reading of one thing begins."""
 

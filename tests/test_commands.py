@@ -92,9 +92,9 @@ def test_what_else_is_shown_does_what_it_says(page, module, words, finished, cap
             assert load_sweep(words)
         return
     if module == "rayfed.reproduce":
-        from rayfed.reproduce.__main__ import job_of, parser
+        from rayfed.reproduce.__main__ import parser, table_of
 
-        assert job_of(parser().parse_args(words)).cells
+        assert table_of(parser().parse_args(words)).configs
         return
     if module == "rayfed.prepare":
         from rayfed.prepare.__main__ import _parser

@@ -1,1 +1,1 @@
-"""Reproduces a table of a paper: runs its cells as one job, and compares our numbers with its own."""
+"""Reproduces a table of a paper: runs its cells as one study, and compares our numbers with its own."""

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rayfed.config.papers import MINI, PAPER
 from rayfed.errors import ConfigError
-from rayfed.terminal.arguments import Arguments, command_line, parser_of
+from rayfed.terminal.arguments import Arguments, parser_of
 from rayfed.terminal.console import Screen, say, screen_of, stage, use_screen
 from rayfed.terminal.exit_code import run_guarded
 from rayfed.terminal.supervisor import run_supervised
 from rayfed.terminal.table_formats import terminal_width
 
 if TYPE_CHECKING:
-    from rayfed.reproduce.job import TableJob
     from rayfed.reproduce.results import Reproduction
+    from rayfed.reproduce.table_study import TableStudy
 
 USAGE = """\
 python -m rayfed.reproduce TABLE [--scale mini|paper] [--seeds N]
     [--cells ROW@SETTING] [--dry-run] [--quiet] [--json] [--debug] [overrides]
 
-Runs every row, setting and seed of a paper's table as one job, and writes our
+Runs every row, setting and seed of a paper's table as one study, and writes our
 numbers next to the paper's. The same command again goes on with what is not
-finished, for example
+finished. at_once=N runs N cells side by side; by default as many as Ray has
+room for, and one with cluster=inline. For example
   python -m rayfed.reproduce fedgcr/table5 --scale mini --seeds 1
 """
 
@@ -36,7 +37,7 @@ def parser() -> Arguments:
     found = parser_of("rayfed.reproduce", USAGE)
     found.add_argument("table", help="name of the table, such as fedgcr/table5; rayfed list shows all")
     found.add_argument(
-        "overrides", nargs="*", default=[], help="key=value for every cell; output=DIR: folder of the job"
+        "overrides", nargs="*", default=[], help="key=value for every cell; output=DIR, at_once=N"
     )
     found.add_argument(
         "--scale",
@@ -62,15 +63,15 @@ def parser() -> Arguments:
     return found
 
 
-def job_of(args: argparse.Namespace) -> TableJob:
-    """The checked job of a command line.
+def table_of(args: argparse.Namespace) -> TableStudy:
+    """The checked table of a command line.
 
     Raises:
         ConfigError: The input is wrong.
     """
-    from rayfed.reproduce.job import make_job
+    from rayfed.reproduce.table_study import table_study
 
-    return make_job(args.table, args.scale, args.seeds, args.cells, args.overrides)
+    return table_study(args.table, args.scale, args.seeds, args.cells, args.overrides)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,78 +89,71 @@ def work(args: argparse.Namespace) -> None:
     """
     with use_screen(screen_of(args.quiet, args.json)):
         stage("reading the configs of all cells", passing=True)
-        job = job_of(args)
-        with small_scale_named(job):
+        asked = table_of(args)
+        with small_scale_named(asked):
             if args.dry_run:
-                _plan(job)
+                _plan(asked)
                 return
-            found = _run(job, args)
+            found = _run(asked, args)
     from rayfed.experiment.single_run import last_words
     from rayfed.reproduce.results import text
     from rayfed.user_files import to_json
 
     stream = sys.stderr if args.json else None
     say(to_json(found.as_dict(), indent=1) if args.json else f"\n{text(found, terminal_width())}")
-    say(f"{job.path}: table.md, table.csv, table.tex, table.html", stream)
-    last_words(job.path, lambda text: say(text, stream), job.cells[0].config.report)
+    say(f"{asked.path}: table.md, table.csv, table.tex, table.html", stream)
+    last_words(asked.path, lambda text: say(text, stream), asked.first.report)
 
 
 @contextmanager
-def small_scale_named(job: TableJob) -> Iterator[None]:
+def small_scale_named(asked: TableStudy) -> Iterator[None]:
     """Let an error about missing data of a paper name the scale that needs none."""
     try:
         yield
     except ConfigError as err:
-        if job.scale == PAPER and job.table.small and str(err).startswith("data.root"):
+        if asked.scale == PAPER and asked.table.small and str(err).startswith("data.root"):
             err.add_note("--scale mini runs the table on data that ship with RayFed")
         raise
 
 
-def _run(job: TableJob, args: argparse.Namespace) -> Reproduction:
-    """Run the job, with a table that fills on a terminal and lines of text elsewhere."""
-    from rayfed.reproduce.run_job import JobProgress, live_table, reproduce
+def _run(asked: TableStudy, args: argparse.Namespace) -> Reproduction:
+    """Run the table, with lines that fill on a terminal and lines of text elsewhere."""
+    from rayfed.reproduce.live_table import live_table
+    from rayfed.reproduce.run_table import TableProgress, reproduce
 
-    progress = JobProgress(job, command_line())
     quiet = args.quiet or args.json
-    _announce(job, quiet)
-    try:
-        if sys.stdout.isatty() and not quiet:
-            with live_table(progress) as tell:
-                return reproduce(job, tell, progress)
-        with use_screen(Screen()) if quiet else nullcontext():
-            return reproduce(job, _teller(quiet), progress)
-    except KeyboardInterrupt as err:
-        if progress.advice not in getattr(err, "__notes__", ()):  # a cell that ran may have added it
-            err.add_note(progress.advice)
-        raise
+    _announce(asked, quiet)
+    progress = TableProgress(asked, (lambda _: None) if quiet else say)
+    if sys.stdout.isatty() and not quiet:
+        with live_table(progress):
+            return reproduce(asked, progress)
+    with use_screen(Screen()) if quiet else nullcontext():
+        return reproduce(asked, progress)
 
 
-def _teller(quiet: bool) -> Callable[[str], None]:
-    return (lambda _: None) if quiet else say
-
-
-def _announce(job: TableJob, quiet: bool) -> None:
+def _announce(asked: TableStudy, quiet: bool) -> None:
     """Say what is run, and where."""
     if not quiet:
-        seeds = ", ".join(map(str, job.seeds))
+        seeds = ", ".join(map(str, asked.seeds))
         say(
-            f"{job.table.name} at {job.scale} scale; cells: {len(job.cells)}, rows: {len(job.rows)}, "
-            f"settings: {len(job.settings)}, seeds: {seeds}; folder: {job.path}"
+            f"{asked.table.name} at {asked.scale} scale; cells: {len(asked.configs)}, "
+            f"rows: {len(asked.rows)}, settings: {len(asked.settings)}, seeds: {seeds}; folder: {asked.path}"
         )
 
 
-def _plan(job: TableJob) -> None:
+def _plan(asked: TableStudy) -> None:
     """Print the matrix, then the estimate."""
     from rayfed.report.matrix import cells_text
-    from rayfed.reproduce.run_job import cost_of, in_words, read_finished
+    from rayfed.reproduce.cost import cost_of, in_words
+    from rayfed.reproduce.run_table import finished_before
 
-    shown = [(cell.row, cell.setting, cell.config) for cell in job.cells if cell.seed == job.seeds[0]]
-    say(cells_text(job.table, job.scale, ", ".join(map(str, job.seeds)), shown))
-    finished = read_finished(job)
-    waiting = [cell for cell in job.cells if cell.name not in finished]
-    say(f"\nfolder: {job.path}; finished: {len(finished)} of {len(job.cells)} cells")
+    first = [(c.row, c.setting, config) for c, config in asked.configs.items() if c.seed == asked.seeds[0]]
+    say(cells_text(asked.table, asked.scale, ", ".join(map(str, asked.seeds)), first))
+    finished = finished_before(asked)
+    waiting = [cell for cell in asked.configs if cell not in finished]
+    say(f"\nfolder: {asked.path}; finished: {len(finished)} of {len(asked.configs)} cells")
     if waiting:
-        say(in_words(cost_of(job, waiting)))
+        say(in_words(cost_of(asked, waiting)))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ of `rayfed.report.protocols.MEASURES`: its mean over the held-out domains, or wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayfed.config.schema import Config
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows
@@ -31,6 +30,9 @@ from rayfed.report.final_table import (
 )
 from rayfed.report.protocols import MEASURES, outcome, selected_row
 from rayfed.report.protocols import scores as means_of_fold
+
+if TYPE_CHECKING:
+    from rayfed.config.schema import Config
 
 TRAINED = "numbers_trained"
 STEPS, EXAMPLES = "local steps", "local examples"
@@ -66,32 +68,36 @@ def rule_of(config: Config) -> str:
     return "the last evaluated round"
 
 
+Folders: TypeAlias = Mapping[str, Path]
+"""The runs of a cell: by held-out domain, in the order of the data set; else one under the empty name."""
+
+
 def read_scores(
-    path: Path, config: Config, wanted: Iterable[str], order: Sequence[str] = ()
+    runs: Folders, config: Config, wanted: Iterable[str], order: Sequence[str] = ()
 ) -> dict[str, float]:
     """Scores of a finished cell.
 
     Args:
-        path: Folder of its run.
+        runs: Folders of its runs.
         config: Its config.
         wanted: Names of scores.
         order: Domains in the order in which they are counted; none: the order of the data set.
 
     Returns:
-        The scores by name, fractions in percent; those that the run does not have are left out.
+        The scores by name, fractions in percent; those that the runs do not have are left out.
     """
-    return READERS[config.protocol](path, config, tuple(wanted), tuple(order))
+    if "" in runs:
+        return _of_run(runs[""], config, tuple(wanted), tuple(order))
+    return _of_folds(runs, config, tuple(wanted), tuple(order))
 
 
-def read_steps(path: Path, config: Config) -> dict[str, float]:
-    """Training batches of all clients of a finished cell, and examples in them, of all its folds."""
-    folds = config.protocol == "leave_one_out"
-    folders = [path / name for name in _folds_in(path)] if folds else [path]
-    each = [total_steps(read_rows(folder)) for folder in folders]
+def read_steps(runs: Folders) -> dict[str, float]:
+    """Training batches of all clients of a finished cell, and examples in them, of all its runs."""
+    each = [total_steps(read_rows(folder)) for folder in runs.values()]
     return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
 
 
-def read_half(path: Path, config: Config) -> dict[str, float]:
+def read_half(runs: Folders) -> dict[str, float]:
     """Percent of the mean over domains after the last round that a cell had after half of its rounds.
 
     A low share says that more rounds would change the table. Where each domain is held out in turn, both
@@ -100,9 +106,7 @@ def read_half(path: Path, config: Config) -> dict[str, float]:
     Returns:
         The share as `HALF`; nothing where the first half was not evaluated, or the last score is 0.
     """
-    folds = config.protocol == "leave_one_out"
-    names = _folds_in(path) if folds else [""]
-    pairs = [_half_and_last(path / name, held_out=folds) for name in names]
+    pairs = [_half_and_last(folder, held_out=bool(name)) for name, folder in runs.items()]
     halves = [half for half, _ in pairs if half is not None]
     total = sum(last or 0.0 for _, last in pairs)
     return {HALF: 100 * sum(halves) / total} if total and len(halves) == len(pairs) else {}
@@ -122,7 +126,7 @@ def _half_and_last(path: Path, *, held_out: bool) -> tuple[float | None, float |
     return final_scores(first[-1])[0], final_scores(rows[-1])[0]
 
 
-def read_without(path: Path, config: Config) -> dict[str, float]:
+def read_without(runs: Folders) -> dict[str, float]:
     """Scores of a cell's final model in percent, as it is and without adapters and head.
 
     They are means over domains; where each domain is held out in turn, means over the folds of the scores on
@@ -132,9 +136,9 @@ def read_without(path: Path, config: Config) -> dict[str, float]:
         The scores by name; those that the cell does not have, or not in every fold, are left out, and all of
         them where nothing was put back.
     """
-    folds = config.protocol == "leave_one_out"
-    names = _folds_in(path) if folds else ()
-    each = [_without_of_fold(path / name, name) for name in names] if folds else [_without_of_run(path)]
+    each = [
+        _without_of_fold(folder, name) if name else _without_of_run(folder) for name, folder in runs.items()
+    ]
     common = [key for key in each[0] if all(key in one for one in each)]
     found = {key: 100 * fmean(one[key] for one in each) for key in common}
     return found if found.keys() & WITHOUT.keys() else {}
@@ -224,10 +228,10 @@ def _trained_values(path: Path, wanted: Sequence[str]) -> dict[str, float]:
     return {TRAINED: float(read_json(path / "environment.json", dict)[TRAINED])}
 
 
-def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
-    names = list(order or config.data.domains or ()) or _folds_in(path)
-    folds = [outcome(path / name, config.algorithm, name, config.evaluation.ties) for name in names]
-    scores = _trained_values(path / names[0], wanted)
+def _of_folds(runs: Folders, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
+    names = list(order or config.data.domains or runs)
+    folds = [outcome(runs[name], config.algorithm, name, config.evaluation.ties) for name in names]
+    scores = _trained_values(runs[names[0]], wanted)
     for name in wanted:
         measure, _, place = name.rpartition(" ")
         if not place.isdecimal():
@@ -240,16 +244,3 @@ def _of_folds(path: Path, config: Config, wanted: Sequence[str], order: Sequence
         if values:
             scores[name] = sum(values) / len(values)
     return scores
-
-
-def _folds_in(path: Path) -> list[str]:
-    """Held-out domains of a run, in the order of the data set."""
-    first = next(file.parent for file in sorted(path.glob("*/partition.parquet")))
-    return [name for name in RunTables(first).domains if (path / name / "partition.parquet").exists()]
-
-
-READERS: Mapping[str, Callable[[Path, Config, Sequence[str], Sequence[str]], dict[str, float]]] = {
-    "single": _of_run,
-    "leave_one_out": _of_folds,
-}
-"""Functions that read the scores of a cell, by its protocol; a cell with another one has no single number."""

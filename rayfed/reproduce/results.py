@@ -1,4 +1,4 @@
-"""Compares the finished cells of a job with the paper's numbers, and tests each of the paper's orderings.
+"""Compares the finished cells of a table with the paper's numbers, and tests each of the paper's orderings.
 
 The result is what `reproduction.json` holds; it is written as Markdown, CSV, LaTeX and HTML.
 """
@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import html
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
+from rayfed.experiment.study.paired_tests import mean_and_error, p_of_t
 from rayfed.report.final_table import RunTables, head_notes, told_apart
-from rayfed.reproduce.cell_scores import ADDED, EXAMPLES, FINAL, HALF, STEPS, WITHOUT, better, rule_of, unit
-from rayfed.reproduce.job import JobCell, TableJob, is_harmless, runs_of
+from rayfed.reproduce.cell_scores import (
+    ADDED,
+    EXAMPLES,
+    FINAL,
+    HALF,
+    STEPS,
+    WITHOUT,
+    Folders,
+    better,
+    rule_of,
+    unit,
+)
+from rayfed.reproduce.table_study import TableCell, TableStudy, is_harmless
 from rayfed.terminal.table_formats import Table, fit_width
 
 FORMAT = 1
@@ -122,18 +136,34 @@ MUCH = 1.1
 LEVEL = 0.05
 """Level of significance of the test of an ordering."""
 
-Finished = Mapping[str, tuple[str, Mapping[str, float]]]
-"""Digest of the tensors and scores by measure of each finished cell, by its name."""
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedCell:
+    """A finished cell of the table.
+
+    Attributes:
+        sha256: Digest of its final tensors.
+        scores: Its scores by measure, in percent where the score is a share.
+    """
+
+    sha256: str
+    scores: Mapping[str, float]
 
 
-def measures_of(job: TableJob) -> tuple[Measure, ...]:
-    """The measures of a job; where the paper prints no numbers, the mean over the domains.
+Finished = Mapping[TableCell, FinishedCell]
+
+CellFolders = Mapping[TableCell, Folders]
+"""Folders of the runs of each cell."""
+
+
+def measures_of(asked: TableStudy) -> tuple[Measure, ...]:
+    """The measures of a table; where the paper prints no numbers, the mean over the domains.
 
     What the table has no score for (`papers.PaperTable.scores`) is read from no run and stays empty.
     """
-    names = {name: job.table.scores.get(name, "") for name in job.table.measures}
+    names = {name: asked.table.scores.get(name, "") for name in asked.table.measures}
     if not names:
-        folds = job.cells[0].config.protocol == "leave_one_out"
+        folds = asked.first.protocol == "leave_one_out"
         score = "generalization" if folds else "accuracy_domain"
         names = {"mean over held-out domains" if folds else "mean over domains": score}
     return tuple(
@@ -142,49 +172,51 @@ def measures_of(job: TableJob) -> tuple[Measure, ...]:
     )
 
 
-def compare(job: TableJob, finished: Finished) -> Reproduction:
-    """The table of a job, from the cells that are finished.
+def compare(asked: TableStudy, finished: Finished, folders: CellFolders | None = None) -> Reproduction:
+    """The table, from the cells that are finished.
 
     Args:
-        job: The job.
-        finished: Digest and scores of the finished cells, by name.
+        asked: The table.
+        finished: The finished cells.
+        folders: Folders of the runs of the cells; None: these are not known.
     """
-    measures = measures_of(job)
-    by_seed = _by_seed(job, finished)
+    folders = folders or {}
+    measures = measures_of(asked)
+    by_seed = _by_seed(asked, finished)
     values = tuple(
-        _value(job, setting, row, place, measure.name, by_seed[setting, row, measure.name])
-        for setting in job.settings
-        for row in job.rows
+        _value(asked, setting, row, place, measure.name, by_seed[setting, row, measure.name])
+        for setting in asked.settings
+        for row in asked.rows
         for place, measure in enumerate(measures)
         if (setting, row, measure.name) in by_seed
     )
     claims = tuple(
         claim
-        for setting in job.settings
+        for setting in asked.settings
         for measure in measures
         if measure.score
         for claim in _claims(
             measure, [v for v in values if (v.setting, v.measure) == (setting, measure.name)], by_seed
         )
     )
-    table = job.table
+    table = asked.table
     return Reproduction(
         format=FORMAT,
         experiment=table.name,
-        scale=job.scale,
+        scale=asked.scale,
         reference=table.reference,
         where=table.where,
         title=table.title,
-        overrides=job.overrides,
-        rows=job.rows,
-        settings=job.settings,
-        seeds=job.seeds,
+        overrides=asked.overrides,
+        rows=asked.rows,
+        settings=asked.settings,
+        seeds=asked.seeds,
         measures=measures,
-        selection=rule_of(job.cells[0].config),
-        cells=tuple(_cell(job, cell, finished) for cell in job.cells),
+        selection=rule_of(asked.first),
+        cells=tuple(_cell(asked.path, cell, finished, folders.get(cell, {})) for cell in asked.configs),
         values=values,
         claims=claims,
-        notes=tuple(_notes(job, values, finished)),
+        notes=tuple(_notes(asked, values, finished, folders)),
     )
 
 
@@ -201,12 +233,12 @@ def matching_setting(table: PaperTable, setting: str, scale: str) -> str:
     return next((name for name in table.numbers if setting in name), next(iter(table.numbers)))
 
 
-def _by_seed(job: TableJob, finished: Finished) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Score by seed of every setting, row and measure; the paper's table may leave out cells of the job."""
+def _by_seed(asked: TableStudy, finished: Finished) -> dict[tuple[str, str, str], dict[int, float]]:
+    """Score by seed of every setting, row and measure; some cells of the paper's table may be left out."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
-    for cell in job.cells:
-        scores = finished[cell.name][1] if cell.name in finished else {}
-        for measure in measures_of(job):
+    for cell in asked.configs:
+        scores = finished[cell].scores if cell in finished else {}
+        for measure in measures_of(asked):
             seeds = found.setdefault((cell.setting, cell.row, measure.name), {})
             if measure.name in scores:
                 seeds[cell.seed] = scores[measure.name]
@@ -214,10 +246,10 @@ def _by_seed(job: TableJob, finished: Finished) -> dict[tuple[str, str, str], di
 
 
 def _value(
-    job: TableJob, setting: str, row: str, place: int, measure: str, seeds: Mapping[int, float]
+    asked: TableStudy, setting: str, row: str, place: int, measure: str, seeds: Mapping[int, float]
 ) -> Value:
-    where = matching_setting(job.table, setting, job.scale)
-    paper, paper_sd = _published_number(job.table.numbers.get(where, {}).get(row), place)
+    where = matching_setting(asked.table, setting, asked.scale)
+    paper, paper_sd = _published_number(asked.table.numbers.get(where, {}).get(row), place)
     ours = list(seeds.values())
     mean = fmean(ours) if ours else None
     return Value(
@@ -284,37 +316,39 @@ def judge(differences: Sequence[float]) -> tuple[str, float | None]:
         holds (p below `LEVEL`, better), does not hold (p below it, worse) or not decided; and p, which is
         None for fewer than two seeds or where all differences are zero.
     """
-    from scipy.stats import ttest_1samp
-
     if len(differences) < 2 or not any(differences):
         return OPEN, None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # equal differences: their deviation is 0, and p is 0
-        p = float(ttest_1samp(differences, 0.0).pvalue)
+    mean, error = mean_and_error(np.asarray(differences))
+    p = p_of_t(mean / error, len(differences)) if error else 0.0  # equal differences have no deviation
     if p >= LEVEL:
         return OPEN, p
     return (HOLDS if fmean(differences) > 0 else FAILS), p
 
 
-def _cell(job: TableJob, cell: JobCell, finished: Finished) -> dict[str, Any]:
-    digest, scores = finished.get(cell.name, (None, {}))
+def _cell(path: Path, cell: TableCell, finished: Finished, folders: Folders) -> dict[str, Any]:
+    """A cell as plain values; folders are relative to that of the study."""
+    places = {part: folder.relative_to(path.absolute()).as_posix() for part, folder in folders.items()}
+    done = finished.get(cell)
     return {
-        "row": cell.row,
-        "setting": cell.setting,
-        "seed": cell.seed,
-        "path": cell.path.relative_to(job.path).as_posix(),
-        "sha256": digest,
-        "scores": dict(scores),
+        **cell._asdict(),
+        **({"path": places[""]} if "" in places else {"parts": places}),
+        "sha256": done.sha256 if done else None,
+        "scores": dict(done.scores) if done else {},
     }
 
 
-def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
+def _finished_in(asked: TableStudy, finished: Finished, setting: str, row: str) -> list[Mapping[str, float]]:
+    """The scores of the finished cells of a row in a setting, by seed."""
+    cells = [cell for cell in asked.configs if (cell.setting, cell.row) == (setting, row)]
+    return [finished[cell].scores for cell in cells if cell in finished]
+
+
+def _steps(asked: TableStudy, finished: Finished) -> Iterator[str]:
     """Steps of the rows of each setting, and the override that makes them equal if they differ."""
-    for setting in job.settings:
+    for setting in asked.settings:
         rows = {}
-        for name in job.rows:
-            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
-            found = [finished[cell][1] for cell in cells if cell in finished]
+        for name in asked.rows:
+            found = _finished_in(asked, finished, setting, name)
             found = [scores for scores in found if STEPS in scores]
             if found:
                 rows[name] = [fmean(scores[key] for scores in found) for key in (STEPS, EXAMPLES)]
@@ -331,32 +365,30 @@ def _steps(job: TableJob, finished: Finished) -> Iterator[str]:
             )
 
 
-def _shares(job: TableJob, finished: Finished) -> Iterator[str]:
+def _shares(asked: TableStudy, finished: Finished) -> Iterator[str]:
     """A sentence on each setting: how much of its last score each row had after half of the rounds."""
-    for setting in job.settings:
+    for setting in asked.settings:
         rows = {}
-        for name in job.rows:
-            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
-            found = [finished[cell][1][HALF] for cell in cells if HALF in finished.get(cell, ("", {}))[1]]
-            if found:
-                rows[name] = fmean(found)
+        for name in asked.rows:
+            found = _finished_in(asked, finished, setting, name)
+            if shares := [scores[HALF] for scores in found if HALF in scores]:
+                rows[name] = fmean(shares)
         if rows:
             each = "; ".join(f"{name} {share:.0f} %" for name, share in rows.items())
             yield f"{setting}: share of the last score that was there after half of the rounds: {each}"
 
 
-def _apart(job: TableJob, finished: Finished) -> Iterator[str]:
+def _apart(asked: TableStudy, finished: Finished) -> Iterator[str]:
     """Words on each setting whose rows differ by no more than what the adapters add, and on the columns."""
-    there = {name for _, scores in finished.values() for name in scores}
+    there = {name for cell in finished.values() for name in cell.scores}
     if kinds := [name for name in WITHOUT if name in there]:
-        where = "the held-out domains" if job.cells[0].config.protocol == "leave_one_out" else "domains"
+        where = "the held-out domains" if asked.first.protocol == "leave_one_out" else "domains"
         put_back = "with these tensors at their start values"
         yield f"{', '.join(kinds)}: the final model {put_back}, mean over {where} and seeds"
-    for setting in job.settings:
+    for setting in asked.settings:
         rows = {}
-        for name in job.rows:
-            cells = [cell.name for cell in job.cells if (cell.setting, cell.row) == (setting, name)]
-            found = [finished[cell][1] for cell in cells if cell in finished]
+        for name in asked.rows:
+            found = _finished_in(asked, finished, setting, name)
             if found := [scores for scores in found if {FINAL, ADDED} <= scores.keys()]:
                 rows[name] = [fmean(scores[key] for scores in found) for key in (FINAL, ADDED)]
         yield from alike(setting, rows)
@@ -379,36 +411,40 @@ def alike(setting: str, rows: Mapping[str, Sequence[float]]) -> Iterator[str]:
     yield said if apart else f"{said}; this setting cannot tell them apart"
 
 
-def _notes(job: TableJob, values: Sequence[Value], scores: Finished) -> Iterator[str]:
+def _notes(
+    asked: TableStudy, values: Sequence[Value], scores: Finished, folders: CellFolders
+) -> Iterator[str]:
     """Sentences below the table."""
-    seeds = ", ".join(map(str, job.seeds))
+    seeds = ", ".join(map(str, asked.seeds))
     yield f"ours: mean and sample standard deviation over the seeds {seeds}"
-    if len(scores) < len(job.cells):
-        yield f"{len(scores)} of {len(job.cells)} cells are finished"
-    yield f"round of a run: {rule_of(job.cells[0].config)}; the paper: {job.table.selection}"
-    runs = {path: cell.row for cell in job.cells if cell.name in scores for path in runs_of(cell)}
+    if len(scores) < len(asked.configs):
+        yield f"{len(scores)} of {len(asked.configs)} cells are finished"
+    yield f"round of a run: {rule_of(asked.first)}; the paper: {asked.table.selection}"
+    runs = {
+        path: cell.row for cell in asked.configs if cell in scores for path in folders.get(cell, {}).values()
+    }
     yield from head_notes(map(RunTables, runs), rule="", names=runs)
-    if job.scale == papers.MINI:
+    if asked.scale == papers.MINI:
         yield (
             "mini scale: data and models that ship with RayFed stand for those of the paper, so that "
             "differences to its numbers are no measure of fidelity; only the orderings can be compared"
         )
-    yield from _steps(job, scores)
-    yield from _shares(job, scores)
-    yield from _apart(job, scores)
+    yield from _steps(asked, scores)
+    yield from _shares(asked, scores)
+    yield from _apart(asked, scores)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"next to {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
-    unread = [measure.name for measure in measures_of(job) if not measure.score]
+    unread = [measure.name for measure in measures_of(asked) if not measure.score]
     if unread:
         yield f"not read from a run: {', '.join(unread)}"
     yield (
         f"an ordering holds, or does not hold, where a two-sided paired t-test over the seeds gives "
         f"p < {LEVEL}; p is not corrected for the number of orderings"
     )
-    if changed := [text for text in job.overrides if not is_harmless(text.partition("=")[0])]:
+    if changed := [text for text in asked.overrides if not is_harmless(text.partition("=")[0])]:
         yield f"changed in all cells: {' '.join(changed)}"
-    where = " at the scale of the paper" if job.scale == papers.MINI else ""
-    yield from (f"our choice{where}: {choice}" for choice in job.table.choices)
+    where = " at the scale of the paper" if asked.scale == papers.MINI else ""
+    yield from (f"our choice{where}: {choice}" for choice in asked.table.choices)
 
 
 CLAIM_COLUMNS = (

@@ -56,7 +56,7 @@ def test_it_writes_every_method_and_seed_and_repeats_nothing(tmp_path, cache, ca
         assert row["steps"] > 0
     capsys.readouterr()
     assert call(tmp_path, cache)["rows"] == found["rows"]
-    assert capsys.readouterr().out == ""  # no run was repeated
+    assert capsys.readouterr().out == "10 of 10 cells are finished\n"  # no run was repeated
     assert "`fedra`" in results.methods(SETTING, tmp_path)
     timed = call(tmp_path, cache, "--time")
     assert timed["rows"] == found["rows"]

@@ -311,15 +311,17 @@ def _reproduction(path: Path) -> Found:
     tree = read_json(file, dict)
     with reading(file):
         title = f"{tree['title']} ({tree['experiment']}, {tree['scale']})"
-        cells = [(c["row"], c["setting"], path / c["path"]) for c in tree["cells"]]
+        cells = [(c["row"], c["setting"], c.get("parts") or {"": c["path"]}) for c in tree["cells"]]
         tables = [_values(tree), _claims(tree)]
         repeat = f"python -m rayfed.reproduce {tree['experiment']} --scale {tree['scale']}"
     members = []
-    for row, setting, folder in cells:
-        if (folder / "config.yaml").exists():
-            for member in _members(folder):
-                parts = (part for part in (setting, member.setting) if part)
-                members.append(replace(member, method=row, setting=", ".join(parts)))
+    for row, setting, folders in cells:
+        for part, folder in folders.items():
+            if (path / folder / "config.yaml").exists():
+                held_out = PROTOCOLS["leave_one_out"].setting.format(name=part) if part else ""
+                words = ", ".join(filter(None, (setting, held_out)))
+                run = PageRun(path / folder, by_validation=bool(part))
+                members.append(Member(run=run, method=row, setting=words))
     if not members:
         raise ConfigError(f"{path}: none of the table's runs has begun; there is nothing to report yet")
     heading = "The paper's table"

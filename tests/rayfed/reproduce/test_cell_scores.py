@@ -41,11 +41,15 @@ def folds(tmp_path_factory, cache):
     return path, load_config(overrides)
 
 
+def of_folds(path):
+    return {name: next(path.glob(f"cells/*{name}*")) for name in ("plain", "street")}
+
+
 def test_of_a_run(small):
     run = small(*LOOKS)
     config = load_config([*SMALL, "evaluation.personal=true"])
     wanted = ["accuracy_domain", "sigma_type", "domain 1", "domain 5", "domain 6", "average", "variance"]
-    found = read_scores(run.path, config, [*wanted, "worst tenth", "numbers_trained"])
+    found = read_scores({"": run.path}, config, [*wanted, "worst tenth", "numbers_trained"])
     row = run.metrics
     assert found["accuracy_domain"] == 100 * row["accuracy_domain"]
     assert found["sigma_type"] == 100 * row["sigma_type"]
@@ -57,7 +61,7 @@ def test_of_a_run(small):
     assert found["average"] == pytest.approx(100 * row["personal_accuracy"])
     assert found["variance"] == pytest.approx((100 * row["personal_sigma_client"]) ** 2)
     assert found["numbers_trained"] > 100
-    swapped = read_scores(run.path, config, ["domain 1"], ["fonts", "plain"])
+    swapped = read_scores({"": run.path}, config, ["domain 1"], ["fonts", "plain"])
     assert swapped["domain 1"] == found["domain 5"]
 
 
@@ -67,7 +71,7 @@ def test_over_the_rounds(small):
     run = small(*overrides[len(SMALL) :], "evaluation.every=3")
     faa, ga = ([row[f"gap_{name}_variance"] for row in read_rows(run.path)] for name in ("faa", "ga"))
     names = ["geometric mean gap_faa_variance", "rounds gap_faa_variance < gap_ga_variance"]
-    found = read_scores(run.path, load_config(overrides), [*names, "geometric mean not_there"])
+    found = read_scores({"": run.path}, load_config(overrides), [*names, "geometric mean not_there"])
     assert len(faa) == len(ga) == 3
     assert found == {
         names[0]: pytest.approx((faa[0] * faa[1] * faa[2]) ** (1 / 3)),
@@ -78,7 +82,7 @@ def test_over_the_rounds(small):
 def test_of_held_out_domains(folds):
     path, config = folds
     wanted = ["generalization", "generalization 1", "generalization 2", "comprehensive 1", "generalization 3"]
-    found = read_scores(path, config, wanted)
+    found = read_scores(of_folds(path), config, wanted)
     report = (path / "report.md").read_text()
     line = next(line for line in report.splitlines() if line.startswith("| generalization |"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -86,34 +90,34 @@ def test_of_held_out_domains(folds):
         f"{found[name]:.2f}" for name in ("generalization 1", "generalization 2", "generalization")
     ]
     assert "generalization 3" not in found
-    swapped = read_scores(path, config, ["generalization 1"], ["street", "plain"])
+    swapped = read_scores(of_folds(path), config, ["generalization 1"], ["street", "plain"])
     assert swapped["generalization 1"] == found["generalization 2"]
     assert "validation" in rule_of(config)
 
 
 def test_of_held_out_domains_without_what_was_trained(folds):
     path, config = folds
-    found = read_without(path, config)
-    each = [json.loads((path / name / "without.json").read_text()) for name in ("plain", "street")]
+    found = read_without(of_folds(path))
+    each = [json.loads((folder / "without.json").read_text()) for folder in of_folds(path).values()]
     for name, kind in WITHOUT.items():
         scores = [one[kind]["by_domain"][fold] for one, fold in zip(each, ("plain", "street"), strict=True)]
         assert found[name] == pytest.approx(100 * sum(scores) / 2)
-    last = read_scores(path, config, ["last_generalization"])["last_generalization"]
+    last = read_scores(of_folds(path), config, ["last_generalization"])["last_generalization"]
     assert found[FINAL] == pytest.approx(last)
     assert found[ADDED] == pytest.approx(last - found["without adapters"])
-    (path / "street" / "without.json").rename(path / "street" / "aside")
-    assert read_without(path, config) == {}
-    (path / "street" / "aside").rename(path / "street" / "without.json")
+    street = of_folds(path)["street"]
+    (street / "without.json").rename(street / "aside")
+    assert read_without(of_folds(path)) == {}
+    (street / "aside").rename(street / "without.json")
 
 
 def test_share_of_the_last_score_after_half_of_the_rounds(small, folds):
     run = small("rounds=4")
     scores = [row["accuracy_domain"] for row in read_rows(run.path)]
-    config = load_config([*SMALL])
-    assert read_half(run.path, config) == {HALF: pytest.approx(100 * scores[1] / scores[3])}
-    assert read_half(small("rounds=4", "evaluation.every=4").path, config) == {}
-    path, config = folds
-    tables = [pq.read_table(path / name / "clients.parquet").to_pylist() for name in ("plain", "street")]
+    assert read_half({"": run.path}) == {HALF: pytest.approx(100 * scores[1] / scores[3])}
+    assert read_half({"": small("rounds=4", "evaluation.every=4").path}) == {}
+    path, _ = folds
+    tables = [pq.read_table(folder / "clients.parquet").to_pylist() for folder in of_folds(path).values()]
     found = [
         sum(
             row["value"]
@@ -123,13 +127,12 @@ def test_share_of_the_last_score_after_half_of_the_rounds(small, folds):
         )
         for number in (1, 2)
     ]
-    assert read_half(path, config) == {HALF: pytest.approx(100 * found[0] / found[1])}
+    assert read_half(of_folds(path)) == {HALF: pytest.approx(100 * found[0] / found[1])}
 
 
 def test_of_a_final_model_without_what_was_trained(small):
     run = small(*LOOKS)
-    config = load_config([*SMALL, "evaluation.personal=true"])
-    found = read_without(run.path, config)
+    found = read_without({"": run.path})
     kinds = json.loads((run.path / "without.json").read_text())
     assert found["without head"] == 100 * kinds["head"]["domains"]
     assert found[FINAL] == 100 * run.metrics["accuracy_domain"]

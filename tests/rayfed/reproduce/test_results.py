@@ -10,10 +10,10 @@ from scipy.stats import ttest_rel
 from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.reproduce.cell_scores import ADDED, EXAMPLES, FINAL, HALF, STEPS
-from rayfed.reproduce.job import JobCell
 from rayfed.reproduce.results import compare, judge, markdown, matching_setting, measures_of, text
 from rayfed.reproduce.results import without as columns
-from tests.rayfed.reproduce.jobs import ablation, finished_as
+from rayfed.reproduce.table_study import TableCell
+from tests.rayfed.reproduce.tables import ablation, finished_as, scored
 
 TABLES = papers.tables(folder())
 
@@ -24,8 +24,8 @@ def verdict(found, measure, better, worse):
 
 
 def test_means_deviations_and_differences_to_the_paper():
-    job = ablation(seeds=3)
-    found = compare(job, finished_as(job, {"FedGCR": [81.0, 83.0, 82.0]}))
+    asked = ablation(seeds=3)
+    found = compare(asked, finished_as(asked, {"FedGCR": [81.0, 83.0, 82.0]}))
     value = found.value("dif10", "FedGCR", "Avg")
     assert (value.mean, value.sd, value.seeds) == (82.0, 1.0, 3)
     assert (value.paper, value.paper_setting) == (82.74, "dif10")
@@ -33,13 +33,13 @@ def test_means_deviations_and_differences_to_the_paper():
     empty = found.value("dif10", "none", "Avg")
     assert (empty.mean, empty.sd, empty.difference, empty.seeds) == (None, None, None, 0)
     assert empty.paper == 60.62
-    assert compare(job, finished_as(job, {"FedGCR": [81.0]})).value("dif10", "FedGCR", "Avg").sd is None
+    assert compare(asked, finished_as(asked, {"FedGCR": [81.0]})).value("dif10", "FedGCR", "Avg").sd is None
 
 
 def test_each_ordering_has_the_verdict_of_a_paired_test():
-    job = ablation(seeds=3)
+    asked = ablation(seeds=3)
     ours = {"none": [60.0, 61.0, 62.0], "FedGR": [62.0, 63.5, 64.0], "FedGCR": [70.0, 50.0, 61.0]}
-    found = compare(job, finished_as(job, ours))
+    found = compare(asked, finished_as(asked, ours))
     holds = verdict(found, "Avg", "FedGR", "none")
     assert holds.verdict == "holds"
     assert holds.p == pytest.approx(ttest_rel(ours["FedGR"], ours["none"]).pvalue)
@@ -62,25 +62,32 @@ def test_the_orderings_are_the_best_row_before_each_and_each_before_the_next():
 
 
 def test_pairs_are_made_of_the_seeds_that_both_rows_have():
-    job = ablation(seeds=3)
-    found = compare(job, finished_as(job, {"none": [60.0, 61.0], "FedGR": [math.nan, 62.0, 90.0]}))
+    asked = ablation(seeds=3)
+    found = compare(asked, finished_as(asked, {"none": [60.0, 61.0], "FedGR": [math.nan, 62.0, 90.0]}))
     claim = verdict(found, "Avg", "FedGR", "none")
     assert (claim.seeds, claim.difference, claim.verdict) == (1, 1.0, "not decided")
 
 
 def test_a_note_names_the_heads_by_row_and_the_split(tmp_path):
-    job = ablation(seeds=2)
-    cells = tuple(replace(cell, path=tmp_path / cell.name) for cell in job.cells)
-    job = replace(job, path=tmp_path, cells=cells)
-    for cell in job.cells:
+    asked = ablation(seeds=2)
+    folders = {cell: {"": tmp_path / f"{cell.row}-{cell.seed}"} for cell in asked.configs}
+    for cell, runs in folders.items():
         head = "personal" if cell.row == "FedGR" else "shared"
-        cell.path.mkdir()
+        runs[""].mkdir()
         said = {"head": head, "test_split": "validation"}
-        (cell.path / "environment.json").write_text(json.dumps(said))
-    found = compare(job, finished_as(job, {"none": [60.0, 61.0], "FedGR": [62.0]}))
+        (runs[""] / "environment.json").write_text(json.dumps(said))
+    asked = replace(asked, path=tmp_path)
+    found = compare(asked, finished_as(asked, {"none": [60.0, 61.0], "FedGR": [62.0]}), folders)
     split = "the test split is the split validation of the data set"
     assert f"head: shared with none; personal with FedGR; {split}" in found.notes
-    assert not any(note.startswith("head:") for note in compare(job, {}).notes)
+    assert [cell["path"] for cell in found.cells][:2] == ["none-0", "FedGR-0"]
+    assert not any(note.startswith("head:") for note in compare(asked, {}, folders).notes)
+
+
+def test_a_cell_whose_domains_are_held_out_has_a_folder_for_each(tmp_path):
+    asked = replace(ablation(), path=tmp_path)
+    folders = {cell: {name: tmp_path / name for name in ("art", "photo")} for cell in asked.configs}
+    assert compare(asked, {}, folders).cells[0]["parts"] == {"art": "art", "photo": "photo"}
 
 
 @pytest.mark.parametrize(
@@ -111,53 +118,53 @@ def test_the_papers_setting_beside_a_mini_setting():
 
 
 def test_numbers_by_letter_are_compared_by_their_means():
-    job = replace(ablation(seeds=1), table=TABLES["fedclip/table2"], rows=("FedCLIP",), settings=("pacs",))
-    cell = JobCell(**{**vars(job.cells[0]), "row": "FedCLIP", "setting": "pacs"})
-    job = replace(job, scale="paper", cells=(cell,))
-    found = compare(job, {cell.name: ("abc", {"second unseen": 95.1})})
+    asked = replace(ablation(seeds=1), table=TABLES["fedclip/table2"], rows=("FedCLIP",), settings=("pacs",))
+    cell = TableCell("FedCLIP", "pacs", 0)
+    asked = replace(asked, scale="paper", configs={cell: asked.first})
+    found = compare(asked, {cell: scored(cell, {"second unseen": 95.1})})
     value = found.value("pacs", "FedCLIP", "second unseen")
     assert (value.paper, round(value.difference, 6)) == (94.1, 1.0)
 
 
 def test_a_table_without_numbers_has_the_mean_over_the_domains():
-    job = replace(ablation(seeds=1), table=TABLES["fedra/figure4"])
-    assert [(m.name, m.score) for m in measures_of(job)] == [("mean over domains", "accuracy_domain")]
+    asked = replace(ablation(seeds=1), table=TABLES["fedra/figure4"])
+    assert [(m.name, m.score) for m in measures_of(asked)] == [("mean over domains", "accuracy_domain")]
 
 
 def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
-    job = ablation(seeds=2)
+    asked = ablation(seeds=2)
     trained = {"none": (100.0, 3000.0), "FedGCR": (200.0, 6000.0)}
     finished = {
-        cell.name: ("", {"Avg": 60.0, STEPS: trained[cell.row][0], EXAMPLES: trained[cell.row][1]})
-        for cell in job.cells
+        cell: scored(cell, {"Avg": 60.0, STEPS: trained[cell.row][0], EXAMPLES: trained[cell.row][1]})
+        for cell in asked.configs
         if cell.row in trained
     }
-    notes = compare(job, finished).notes
+    notes = compare(asked, finished).notes
     counts = "none 100 on 3,000; FedGCR 200 on 6,000"
     assert f"dif10: local steps of all clients and rounds, and examples in them: {counts}" in notes
     wanted = "dif10: FedGCR trains on 2.0 times as many examples as none; equal_steps=true lets"
     assert any(note.startswith(wanted) for note in notes)
-    alike = {name: (digest, {**scores, EXAMPLES: 3000.0}) for name, (digest, scores) in finished.items()}
-    assert not any("equal steps" in note for note in compare(job, alike).notes)
+    alike = {cell: scored(cell, {**done.scores, EXAMPLES: 3000.0}) for cell, done in finished.items()}
+    assert not any("equal steps" in note for note in compare(asked, alike).notes)
 
 
 def test_a_note_says_how_far_each_row_was_after_half_of_the_rounds():
-    job = ablation(seeds=2)
+    asked = ablation(seeds=2)
     finished = {
-        cell.name: ("", {"Avg": 60.0, HALF: {"none": 97.0, "FedGCR": 88.0}[cell.row] + cell.seed})
-        for cell in job.cells
+        cell: scored(cell, {"Avg": 60.0, HALF: {"none": 97.0, "FedGCR": 88.0}[cell.row] + cell.seed})
+        for cell in asked.configs
         if cell.row in ("none", "FedGCR")
     }
     words = "share of the last score that was there after half of the rounds"
-    assert f"dif10: {words}: none 98 %; FedGCR 88 %" in compare(job, finished).notes
-    assert not any(words in note for note in compare(job, finished_as(job, {"none": [60.0, 61.0]})).notes)
+    assert f"dif10: {words}: none 98 %; FedGCR 88 %" in compare(asked, finished).notes
+    assert not any(words in note for note in compare(asked, finished_as(asked, {"none": [60.0, 61.0]})).notes)
 
 
-def without(job, by_row):
+def without(asked, by_row):
     """Scores of the first rows: the final model, what adapters add to it, and 10 without the head."""
     return {
-        cell.name: (
-            "",
+        cell: scored(
+            cell,
             {
                 "Avg": 60.0,
                 FINAL: by_row[cell.row][0],
@@ -166,7 +173,7 @@ def without(job, by_row):
                 "without head": 10.0,
             },
         )
-        for cell in job.cells
+        for cell in asked.configs
         if cell.row in by_row
     }
 
@@ -175,21 +182,21 @@ def without(job, by_row):
     ("added", "told"), [((19.0, 20.0), True), ((20.0, 20.0), False), ((-25.0, -25.0), False)]
 )
 def test_a_note_says_where_rows_differ_by_no_more_than_the_adapters_add(added, told):
-    job = ablation(seeds=2)
+    asked = ablation(seeds=2)
     rows = {"none": (60.0, added[0]), "FedGCR": (80.0, added[1])}
-    (note,) = [n for n in compare(job, without(job, rows)).notes if "adapters add" in n]
+    (note,) = [n for n in compare(asked, without(asked, rows)).notes if "adapters add" in n]
     mean = sum(added) / 2
     assert note.startswith(f"dif10: none; FedGCR: they differ by 20.0 points, the adapters add {mean:.1f}")
     left = 20.0 - added[1] + added[0]
     assert f"; without adapters they differ by {left:.1f}" in note
     assert note.endswith("this setting cannot tell them apart") is not told
-    one = compare(job, without(job, {"none": (60.0, 30.0)})).notes
+    one = compare(asked, without(asked, {"none": (60.0, 30.0)})).notes
     assert not any("adapters add" in note for note in one)
 
 
 def test_columns_have_the_scores_without_adapters_and_without_the_head():
-    job = ablation(seeds=2)
-    found = compare(job, without(job, {"none": (60.0, 30.0)}))
+    asked = ablation(seeds=2)
+    found = compare(asked, without(asked, {"none": (60.0, 30.0)}))
     head, _, *rows = [x.split("|") for x in markdown(found).splitlines() if x.startswith("|")][:6]
     assert [cell.strip() for cell in head[-3:-1]] == ["without adapters", "without head"]
     shown = {row[1].strip(): [cell.strip() for cell in row[-3:-1]] for row in rows}
@@ -200,5 +207,5 @@ def test_columns_have_the_scores_without_adapters_and_without_the_head():
     assert any(note.startswith(what) for note in found.notes)
     measure = replace(found.measures[0], name="without adapters", score="without adapters")
     assert columns(replace(found, measures=(measure,))) == ["without head"]
-    bare = compare(job, finished_as(job, {"none": [60.0, 61.0]}))
+    bare = compare(asked, finished_as(asked, {"none": [60.0, 61.0]}))
     assert "without" not in markdown(bare).split("## Orderings")[0]

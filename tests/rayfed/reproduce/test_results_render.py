@@ -1,4 +1,4 @@
-"""The table of a job in its forms: which numbers are marked, what is escaped, what a page loads."""
+"""The table in its forms: which numbers are marked, what is escaped, what a page loads."""
 
 import csv
 import io
@@ -9,14 +9,14 @@ import pytest
 
 from rayfed.reproduce import results
 from rayfed.reproduce.results import compare
-from tests.rayfed.reproduce.jobs import ablation, finished_as
+from tests.rayfed.reproduce.tables import ablation, finished_as
 
 
 @pytest.fixture(scope="module")
 def found():
-    job = ablation(seeds=2)
+    asked = ablation(seeds=2)
     ours = {"none": [60.0, 62.0], "FedGR": [64.0, 64.0], "FedGC": [63.0, 63.0]}
-    return compare(job, finished_as(job, ours))
+    return compare(asked, finished_as(asked, ours))
 
 
 def test_best_and_second_best_are_marked_by_the_direction_of_the_measure(found):

@@ -1,17 +1,13 @@
-"""What a job runs: which cells, which seeds, in which folder; and what it refuses."""
+"""A table as a study: its cells, seeds and folder, and what is refused."""
 
 import pytest
 
-from rayfed.config import papers
-from rayfed.config.compose import folder
 from rayfed.errors import ConfigError
-from rayfed.reproduce.job import _slug, make_job
-
-TABLES = papers.tables(folder())
+from rayfed.reproduce.table_study import table_study
 
 
 def cells(**options):
-    return [(c.row, c.setting, c.seed) for c in make_job("fedra/table3", "mini", **options).cells]
+    return list(table_study("fedra/table3", "mini", **options).configs)
 
 
 def test_cells_are_the_rows_settings_and_seeds_that_are_chosen():
@@ -29,21 +25,36 @@ def test_cells_are_the_rows_settings_and_seeds_that_are_chosen():
 
 
 def test_a_cell_is_the_experiment_of_its_row_alone():
-    job = make_job("fedgcr/table5", "mini", 1, overrides=["rounds=3", "train.lr=0.5"])
-    by_row = {cell.row: cell for cell in job.cells}
-    assert by_row["FedGR"].config.tuning["name"] == "visual_prompt"
-    assert by_row["FedGC"].config.algorithm == "fedgc"
-    for cell in job.cells:
-        assert (cell.config.rounds, cell.config.train.lr, cell.config.compare) == (3, 0.5, ())
-        assert cell.config.output == str(cell.path)
-        assert not cell.config.figures
-    clip = make_job("fedclip/table1", "mini", 1, ["FedCLIP"])
-    assert clip.cells[0].config.compare == ()  # zero-shot is no row of this table
+    asked = table_study("fedgcr/table5", "mini", 1, overrides=["rounds=3", "train.lr=0.5"])
+    by_row = {cell.row: config for cell, config in asked.configs.items()}
+    assert by_row["FedGR"].tuning["name"] == "visual_prompt"
+    assert by_row["FedGC"].algorithm == "fedgc"
+    for config in by_row.values():
+        assert (config.rounds, config.train.lr, config.compare) == (3, 0.5, ())
+    assert list(asked.study.cells) == [(row, "dif10", 0) for row in asked.rows]
+    assert asked.study.names == ("method", "setting", "seed")
+    clip = table_study("fedclip/table1", "mini", 1, ["FedCLIP"])
+    assert clip.first.compare == ()  # zero-shot is no row of this table
+
+
+def test_cells_run_side_by_side_on_ray_unless_another_number_is_given():
+    def at_once(*overrides):
+        return table_study("fedgcr/table5", "mini", 1, ["none"], overrides).at_once
+
+    assert at_once() == "auto"
+    assert at_once("cluster=inline") == 1
+    assert at_once("cluster=inline", "at_once=auto") == "auto"
+    assert at_once("at_once=3") == 3
+    for wrong in ("0", "many"):
+        with pytest.raises(
+            ConfigError, match=f"^at_once: '{wrong}' is neither a number of 1 or more nor auto"
+        ):
+            at_once(f"at_once={wrong}")
 
 
 def test_the_folder_depends_on_what_changes_results():
     def path(*overrides):
-        return str(make_job("fedra/table3", "mini", 1, ["FedRA@6-6-6-6-6-6"], overrides).path)
+        return str(table_study("fedra/table3", "mini", 1, ["FedRA@6-6-6-6-6-6"], overrides).path)
 
     plain = path()
     assert plain == "runs/reproduce-fedra-table3-mini"
@@ -62,9 +73,10 @@ def test_the_folder_depends_on_what_changes_results():
         (("fedgcr/table5", "mini", 0), "--seeds: 0 is not a number of seeds"),
         (("fedgcr/table5", "mini", 1, ["FedAwg"]), "--cells: 'FedAwg' does not exist"),
         (("fedgcr/table5", "mini", 1, ["@dif9"]), "--cells: '@dif9' does not exist; did you mean '@dif10'"),
-        (("fedgcr/table5", "mini", 1, [], ["seed=3"]), "seed: a job sets it for each of its cells"),
-        (("fedgcr/table5", "mini", 1, [], ["compare=[afl]"]), "compare: a job sets it"),
-        (("fedgcr/table5", "mini", 1, [], ["overwrite=true"]), "overwrite: a job"),
+        (("fedgcr/table5", "mini", 1, [], ["seed=3"]), "seed: a table sets it for each of its cells"),
+        (("fedgcr/table5", "mini", 1, [], ["compare=[afl]"]), "compare: a table sets it"),
+        (("fedgcr/table5", "mini", 1, [], ["overwrite=true"]), "overwrite: a table"),
+        (("fedgcr/table5", "mini", 1, [], ["stop=3"]), "stop: a table sets it .* write rounds=N for shorter"),
         (("fedgcr/table5", "mini", 1, [], ["FedGR"]), "'FedGR' is not an override"),
         (("fedgcr/table5", "mini", 1, [], ["round=2"]), "round"),
         (
@@ -75,14 +87,7 @@ def test_the_folder_depends_on_what_changes_results():
 )
 def test_what_is_wrong_is_named_before_anything_runs(arguments, words):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        make_job(*arguments)
-
-
-def test_every_cell_of_every_table_has_a_folder_of_its_own():
-    for table in TABLES.values():
-        for scale in ("paper", "mini"):
-            pairs = [(_slug(row), _slug(s)) for row in table.rows for s in table.scaled_settings(scale)]
-            assert len(set(pairs)) == len(pairs), table.name
+        table_study(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +103,13 @@ def test_every_cell_of_every_table_has_a_folder_of_its_own():
 )
 def test_what_would_fill_a_table_with_something_else_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        make_job("fedra/table3", "mini", **options)
+        table_study("fedra/table3", "mini", **options)
 
 
 def test_an_option_that_rows_set_is_theirs_and_others_may_be_set():
     with pytest.raises(ConfigError, match=r"^local\.lambda_mode: row 'FedGCR'"):
-        make_job("fedgcr/authors", "paper", 1, overrides=["local.lambda_mode=paper"])
-    assert make_job("fedra/table3", "mini", 1, overrides=["server.weighting=uniform"]).cells
+        table_study("fedgcr/authors", "paper", 1, overrides=["local.lambda_mode=paper"])
+    assert table_study("fedra/table3", "mini", 1, overrides=["server.weighting=uniform"]).configs
 
 
 EQUALLY = ("equal_steps=true", "cluster=inline", "data.limit=24", "data.domains=[plain,fonts]")
@@ -114,12 +119,12 @@ def test_rows_that_train_less_make_more_passes(cache):
     """FFT-GP takes two batches for a step, and zero-shot trains nothing."""
     chosen = ["FFT-GP", "FedCLIP", "Zero-shot"]
     place = f"data.cache={cache}"
-    job = make_job("fft_gp/table5", "mini", 2, chosen, [*EQUALLY, place])
-    epochs = {(cell.row, cell.seed): cell.config.train.epochs for cell in job.cells}
+    asked = table_study("fft_gp/table5", "mini", 2, chosen, [*EQUALLY, place])
+    epochs = {(cell.row, cell.seed): config.train.epochs for cell, config in asked.configs.items()}
     assert epochs == {(row, seed): 1 + (row == "FedCLIP") for row in chosen for seed in (0, 1)}
-    assert "equal_steps=true" in job.overrides
-    plain = make_job("fft_gp/table5", "mini", 2, chosen, [*EQUALLY[1:], place, "equal_steps=false"])
-    assert {cell.config.train.epochs for cell in plain.cells} == {1}
-    assert plain.path != job.path
+    assert "equal_steps=true" in asked.overrides
+    plain = table_study("fft_gp/table5", "mini", 2, chosen, [*EQUALLY[1:], place, "equal_steps=false"])
+    assert {config.train.epochs for config in plain.configs.values()} == {1}
+    assert plain.path != asked.path
     with pytest.raises(ConfigError, match=r"^equal_steps: 'often' is neither true nor false"):
-        make_job("fft_gp/table5", "mini", 1, chosen, ["equal_steps=often"])
+        table_study("fft_gp/table5", "mini", 1, chosen, ["equal_steps=often"])

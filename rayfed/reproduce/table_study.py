@@ -1,42 +1,43 @@
-"""A reproduce job: the cells of a paper's table that are to be run, with configs, folders and scores.
-
-Cells share data, partitions and models, and divide the cluster between them.
-"""
+"""The study of a paper's table: its rows, settings and seeds, with their configs, and its folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import Config, changes, config_changes
-from rayfed.engine.built_once import Shared
+from rayfed.config.schema import Config, changes
+from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.experiment import Experiment
-from rayfed.experiment.plan import Plan, make_plan
-from rayfed.record.readers import read_json, read_yaml
-from rayfed.reproduce.cell_scores import READERS
+from rayfed.experiment.plan import protocol_runs
+from rayfed.experiment.study.cells import Study
+from rayfed.experiment.study.coordinates import PART, Key
+from rayfed.experiment.study.described import Fixed
+from rayfed.experiment.study.run_cell import CommonParts
 from rayfed.user_files import parse_value, user_path
 
-MANIFEST = "job.json"
-CELLS = "cells"
+COORDINATES = ("method", "setting", "seed")
+"""Coordinates of a cell of a table; a row is a method. Each domain that is held out is a `part`."""
+
 MOST_SEEDS = 1000
 METHOD = ("algorithm", "server", "local", "server.name", "local.name")
 """Keys that say which method a row is."""
-KIND = "job"
-"""The kind of a job's folder, in its marker."""
 
-EQUAL = "equal_steps"
-"""Override of a job: rows that would train less than another one of their setting make more passes."""
+EQUAL, AT_ONCE = "equal_steps", "at_once"
+"""Overrides of the whole: rows that would train less than another one of their setting make more passes; and
+the number of cells side by side."""
+
+SCORED = ("single", "leave_one_out")
+"""Protocols that give one number for each measure of a table."""
 
 OWN_KEYS = {
     "experiment": "give the name of the table first, such as fedgcr/table5",
@@ -44,74 +45,68 @@ OWN_KEYS = {
     "setting": "choose settings with --cells @SETTING",
     "seed": "choose the number of seeds with --seeds N",
     "compare": "the rows of the table are what is compared",
-    "overwrite": "a job never removes a run; choose another output",
+    "overwrite": "a study is never replaced; choose another output",
+    "stop": "the paper's numbers are those of whole runs; write rounds=N for shorter ones",
 }
-"""Keys that a job sets itself, and what to write instead."""
+"""Keys that the table sets itself, and what to write instead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobCell:
-    """One run of a job.
-
-    Attributes:
-        row: Name of the row.
-        setting: Name of the setting.
-        seed: Seed.
-        name: Name of its folder.
-        path: Folder of its run.
-        config: Its config.
-    """
+class TableCell(NamedTuple):
+    """A cell of a paper's table: one run, or one for each domain that is held out."""
 
     row: str
     setting: str
     seed: int
-    name: str
-    path: Path
-    config: Config
-
-    @property
-    def record(self) -> Path:
-        """File that says that the cell is finished, with the digest of its tensors and its seconds."""
-        return self.path.with_name(f"{self.name}.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableJob:
-    """A checked job.
+class TableStudy:
+    """A table of a paper, or a part of it, that is to be run.
 
     Attributes:
         table: The table.
         scale: `paper` or `mini`.
         overrides: Overrides of every cell.
-        path: Folder of the job.
+        path: Folder of the study.
+        at_once: Number of cells side by side.
         rows: Names of the rows, in the order of the table.
         settings: Names of the settings.
         seeds: Seeds of each cell.
-        cells: All runs, those of the first seed first.
+        configs: The experiment of each cell, those of the first seed first.
+        given: Keys that are set by the overrides.
     """
 
     table: papers.PaperTable
     scale: str
     overrides: tuple[str, ...]
     path: Path
+    at_once: int | Literal["auto"]
     rows: tuple[str, ...]
     settings: tuple[str, ...]
     seeds: tuple[int, ...]
-    cells: tuple[JobCell, ...]
+    configs: Mapping[TableCell, Config]
+    given: frozenset[str] = frozenset()
+
+    @cached_property
+    def study(self) -> Study:
+        """The study: its cells by method (the row), setting and seed."""
+        given = dict.fromkeys(self.given)
+        cells = [((c.row, c.setting, c.seed), Fixed(config, given)) for c, config in self.configs.items()]
+        return Study(cells, names=COORDINATES)
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        """Content of `job.json`."""
-        return {"experiment": self.table.name, "scale": self.scale, "overrides": list(self.overrides)}
+    def first(self) -> Config:
+        """The experiment of the first cell."""
+        return next(iter(self.configs.values()))
 
 
-def make_job(
+def table_study(
     experiment: str,
     scale: str = papers.PAPER,
     seeds: int | None = None,
     chosen: Sequence[str] = (),
     overrides: Sequence[str] = (),
-) -> TableJob:
+) -> TableStudy:
     """Check what is asked for, and compose the config of every cell; nothing is written.
 
     Args:
@@ -119,7 +114,8 @@ def make_job(
         scale: `paper` or `mini`.
         seeds: Number of seeds; None: those of the table.
         chosen: `ROW`, `@SETTING` or `ROW@SETTING`; none: all cells.
-        overrides: Overrides of every cell; `output` is the folder of the job.
+        overrides: Overrides of every cell; `output` is the folder of the study, and `at_once` the number of
+            cells side by side, by default as many as Ray has room for, and one with `cluster=inline`.
 
     Raises:
         ConfigError: There is no such table, cell or key, or a cell has no valid config.
@@ -131,59 +127,60 @@ def make_job(
         raise ConfigError(f"--seeds: {seeds} is not a number of seeds; write --seeds 1 or more")
     if seeds is not None and seeds > MOST_SEEDS:
         raise ConfigError(f"--seeds: {seeds} is more than {MOST_SEEDS} seeds; write --seeds 3, for example")
-    own, output = _split_overrides(overrides)
+    own, of_whole = _split_overrides(overrides)
     equal, of_cells = _equal_steps(own)
+    output = of_whole.get("output", "")
     path = user_path(output, "output") if output else Path("runs") / _folder_name(table, scale, own)
     count = list(table.seeds)[:seeds]
     while len(count) < (seeds or 0):
         count.append(max(count) + 1)
     pairs = _pairs(table, scale, chosen)
     _check_methods(table, pairs, own)
-    cells = tuple(
-        _cell(table, scale, row, setting, seed, of_cells, path) for seed in count for row, setting in pairs
-    )
+    configs = {
+        TableCell(row, setting, seed): _config(table, scale, TableCell(row, setting, seed), of_cells)
+        for seed in count
+        for row, setting in pairs
+    }
     if equal:
-        cells = _trained_equally(cells)
-    if len({cell.name for cell in cells}) < len(cells):
-        raise ConfigError(f"{experiment}: two of its rows or settings differ in signs only; rename one")
+        configs = _trained_equally(configs)
+    on_ray = next(iter(configs.values())).cluster.executor == "ray"
     rows = dict.fromkeys(row for row, _ in pairs)
     settings = dict.fromkeys(setting for _, setting in pairs)
-    return TableJob(
+    return TableStudy(
         table=table,
         scale=scale,
         overrides=own,
         path=path,
+        at_once=_number_at_once(of_whole.get(AT_ONCE, "auto" if on_ray else "1")),
         rows=tuple(name for name in table.rows if name in rows),
         settings=tuple(name for name in table.scaled_settings(scale) if name in settings),
         seeds=tuple(count),
-        cells=cells,
+        configs=configs,
+        given=frozenset(text.partition("=")[0] for text in of_cells),
     )
 
 
-def check_same(job: TableJob) -> None:
-    """Check that the folder of a job that is continued belongs to the same job.
+def cell_of(key: Key, names: Sequence[str]) -> TableCell:
+    """The cell of the table that a cell of its study belongs to. Args: names: those of the coordinates."""
+    at: Mapping[str, Any] = dict(zip(names, key, strict=True))
+    return TableCell(*(at[name] for name in COORDINATES))
+
+
+def part_of(key: Key, names: Sequence[str]) -> str:
+    """The held-out domain of a cell of the study; empty: none is held out in turn."""
+    return str(key[names.index(PART)]) if PART in names else ""
+
+
+def setups_of(config: Config, common: CommonParts) -> tuple[Setup, ...]:
+    """The prepared run of a cell, or those of all domains that are held out.
 
     Raises:
-        ConfigError: It holds another job, or a run in it began with another config.
+        ConfigError: It cannot be run.
     """
-    if not (job.path / MANIFEST).exists():
-        return  # its command was killed before it ran anything
-    before = read_json(job.path / MANIFEST, dict)
-    for key in ("experiment", "scale"):
-        if before.get(key) != job.manifest[key]:
-            raise ConfigError(
-                f"output: {str(job.path)!r} holds the job of {before.get('experiment')} at "
-                f"{before.get('scale')} scale; choose another folder"
-            )
-    from rayfed.config.schema import to_dict
-
-    for cell in job.cells:
-        if (file := cell.path / "config.yaml").exists():
-            for key, old, new in config_changes(read_yaml(file), to_dict(cell.config)):
-                raise ConfigError(
-                    f"{key}: {shown(new)} would change the result of {cell.path}, which began with "
-                    f"{shown(old)}; choose another output, or leave it out"
-                )
+    shared = common.of(config)
+    if config.protocol == "single":
+        return (prepare(config, shared=shared),)
+    return tuple(prepare(run, shared=shared) for run in protocol_runs(config, shared).values())
 
 
 def _table(experiment: str) -> papers.PaperTable:
@@ -198,21 +195,30 @@ def _table(experiment: str) -> papers.PaperTable:
     return found[name]
 
 
-def _split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Overrides of the cells in order of their keys, and the folder of the job."""
-    output = ""
+def _split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Overrides of the cells in order of their keys, and those of the whole by key."""
+    whole: dict[str, str] = {}
     own = []
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ConfigError(f"{text!r} is not an override; write key=value, or --cells ROW for a row")
         if key in OWN_KEYS:
-            raise ConfigError(f"{key}: a job sets it for each of its cells; {OWN_KEYS[key]}")
-        if key == "output":
-            output = value
+            raise ConfigError(f"{key}: a table sets it for each of its cells; {OWN_KEYS[key]}")
+        if key in ("output", AT_ONCE):
+            whole[key] = value
         else:
             own.append(f"{key}={value}")
-    return tuple(sorted(own)), output
+    return tuple(sorted(own)), whole
+
+
+def _number_at_once(text: str) -> int | Literal["auto"]:
+    """A number of cells side by side, as it was written."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{AT_ONCE}: {shown(text)} is neither a number of 1 or more nor auto")
+    return int(text)
 
 
 def _equal_steps(overrides: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
@@ -224,21 +230,26 @@ def _equal_steps(overrides: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
     return wanted[-1:] == [True], tuple(text for text in overrides if text not in mine)
 
 
-def _trained_equally(cells: Sequence[JobCell]) -> tuple[JobCell, ...]:
-    """The cells, with more passes where another row of their setting trains more often.
+def _trained_equally(configs: Mapping[TableCell, Config]) -> dict[TableCell, Config]:
+    """The configs, with more passes where another row of their setting trains more often.
 
     Rows are compared with the first seed; the other seeds train by the same numbers of passes.
     """
-    plans = Plans()
-    first = [cell for cell in cells if cell.seed == cells[0].seed]
+    common = CommonParts()
+    seed = next(iter(configs)).seed
+    first = {cell: config for cell, config in configs.items() if cell.seed == seed}
     factors: dict[tuple[str, str], int] = {}
     for setting in dict.fromkeys(cell.setting for cell in first):
-        mine = {cell.row: batches_of(plans.of(cell).setups) for cell in first if cell.setting == setting}
+        mine = {
+            cell.row: batches_of(setups_of(config, common))
+            for cell, config in first.items()
+            if cell.setting == setting
+        }
         factors |= {(setting, row): factor for row, factor in passes(mine).items()}
-    return tuple(
-        replace(cell, config=with_passes(cell.config, cell.row, factors[cell.setting, cell.row]))
-        for cell in cells
-    )
+    return {
+        cell: with_passes(config, cell.row, factors[cell.setting, cell.row])
+        for cell, config in configs.items()
+    }
 
 
 def _check_methods(
@@ -289,81 +300,26 @@ def _pairs(table: papers.PaperTable, scale: str, chosen: Sequence[str]) -> list[
     return [pair for pair in every if pair in wanted]
 
 
-def _cell(
-    table: papers.PaperTable,
-    scale: str,
-    row: str,
-    setting: str,
-    seed: int,
-    overrides: Sequence[str],
-    path: Path,
-) -> JobCell:
+def _config(table: papers.PaperTable, scale: str, cell: TableCell, overrides: Sequence[str]) -> Config:
+    """The experiment of a cell."""
     from rayfed.config.schema import compatible_parts
 
     experiment = table.name if scale == papers.PAPER else f"{table.name}/{scale}"
-    chosen = (f"experiment={experiment}", f"row={row}", f"setting={setting}", f"seed={seed}", "compare=[]")
-    given = {text.partition("=")[0] for text in overrides}
-    figures = () if "figures" in given else ("figures=false",)
-    config = Experiment.from_overrides([*chosen, *figures, *overrides]).config()
+    chosen = (f"experiment={experiment}", f"row={cell.row}", f"setting={cell.setting}", f"seed={cell.seed}")
+    config = Experiment.from_overrides([*chosen, "compare=[]", *overrides]).config()
     compatible_parts(config)
-    if config.protocol not in READERS:
+    if config.protocol not in SCORED:
         raise ConfigError(
             f"protocol: {config.protocol!r} has its own table, but a cell of a paper's table has one "
             f"number; leave it out, or run the cell with rayfed.run"
         )
-    name = f"{_slug(setting)}-{_slug(row)}-seed{seed}"
-    folder = path / CELLS / name
-    return JobCell(
-        row=row,
-        setting=setting,
-        seed=seed,
-        name=name,
-        path=folder,
-        config=replace(config, output=str(folder), overwrite=False),
-    )
+    return config
 
 
 def _slug(name: str) -> str:
     """A name of a folder: lower-case letters, digits and hyphens.
 
-    >>> _slug("FAA 1/4, ordinary training"), _slug("dif1 T'=3")
-    ('faa-1-4-ordinary-training', 'dif1-t-3')
+    >>> _slug("fedgcr/table5")
+    'fedgcr-table5'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-MOST_KEPT = 2
-"""Pairs of a setting and a seed whose data and models are kept in memory for other cells."""
-
-
-class Plans:
-    """Prepares cells one at a time; those of one setting and seed share what they have in common.
-
-    Attributes:
-        alone: Held while a cell is prepared, and while files of the job are written, as several threads run.
-    """
-
-    def __init__(self) -> None:
-        self.alone = threading.RLock()
-        self._shared: OrderedDict[tuple[str, int], Shared] = OrderedDict()
-
-    def of(self, cell: JobCell) -> Plan:
-        """The prepared cell.
-
-        Raises:
-            ConfigError: It cannot be run.
-        """
-        with self.alone:
-            key = (cell.setting, cell.seed)
-            shared = self._shared.setdefault(key, Shared())
-            self._shared.move_to_end(key)
-            if len(self._shared) > MOST_KEPT:
-                self._shared.popitem(last=False)
-            return make_plan(cell.config, cell.path, shared)
-
-
-def runs_of(cell: JobCell) -> list[Path]:
-    """Folders of the runs of a finished cell: its own one, or those of the domains that are held out."""
-    if cell.config.protocol == "leave_one_out":
-        return [file.parent for file in sorted(cell.path.glob("*/partition.parquet"))]
-    return [cell.path]
