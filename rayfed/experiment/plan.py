@@ -1,9 +1,8 @@
-"""Prepares and checks one experiment, or the runs of its protocol, before anything is written."""
+"""Prepares and checks one experiment before anything is written, and finds the runs of a protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayfed.config.schema import Config
@@ -22,25 +21,16 @@ class Plan:
     Attributes:
         config: Its config.
         path: Its folder.
-        setup: The prepared experiment; None for a protocol, which consists of its runs only.
-        parts: The runs of the protocol, such as folds by held-out domain, by name.
+        setup: The prepared experiment.
     """
 
     config: Config
     path: Path
-    setup: Setup | None = None
-    parts: Mapping[str, Plan] = field(default_factory=dict)
-
-    @property
-    def setups(self) -> tuple[Setup, ...]:
-        """The prepared experiment, or those of all folds."""
-        if self.setup is not None:
-            return (self.setup,)
-        return tuple(setup for fold in self.parts.values() for setup in fold.setups)
+    setup: Setup
 
 
 def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
-    """Prepare an experiment, or each run of its protocol; nothing is written to `path`.
+    """Prepare an experiment; nothing is written to `path`.
 
     Args:
         config: The experiment.
@@ -48,16 +38,8 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
         shared: What was made for other experiments of the command.
 
     Raises:
-        ConfigError: The experiment, or one of the runs, cannot be run.
+        ConfigError: It cannot be run.
     """
-    if config.protocol in PROTOCOLS:
-        shared = shared or Shared()
-        runs = {
-            name: replace(run, output=str(path / name), overwrite=True)
-            for name, run in protocol_runs(config, shared).items()
-        }
-        parts = {name: make_plan(run, path / name, shared) for name, run in runs.items()}
-        return Plan(config=config, path=path, parts=parts)
     setup = prepare(config, shared=shared)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
     return Plan(config=config, path=path, setup=setup)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.config.variants import PROTOCOLS
 from rayfed.data.partition.manifest import describe, texts_cut, with_digests
 from rayfed.engine.record_rounds import basis_of, objects_of
 from rayfed.engine.score_finished_run import score_model_of
@@ -356,29 +355,6 @@ def report(path: Path, tell: Tell, figures: bool) -> None:
         text = document(path, [table], _draw_figures(path, figures))
     write_text(path / "report.md", text)
     tell("\n" + table.text(terminal_width()))
-
-
-def report_folds(config: Config, path: Path, folds: Mapping[str, Path], tell: Tell) -> None:
-    """The same for the finished runs of a protocol.
-
-    Args:
-        config: The experiment of all runs.
-        path: Folder of the whole run.
-        folds: Folders of the finished runs, such as folds by held-out domain.
-        tell: Called with the tables as text.
-    """
-    from rayfed.report.method_runs import MethodRuns
-    from rayfed.report.protocols import TABLES
-    from rayfed.report.report_md import document
-
-    setting = PROTOCOLS[config.protocol].setting
-    inside = {fold.name: f"the run with {setting.format(name=name)}" for name, fold in folds.items()}
-    with reading(path):
-        runs = MethodRuns(folders={(config.algorithm, name): fold for name, fold in folds.items()})
-        tables = TABLES[config.protocol](runs)
-        text = document(path, tables.parts, {}, inside)
-    write_text(path / "report.md", text)
-    tell("\n" + tables.text(terminal_width()))
 
 
 def last_words(path: Path, tell: Tell, write: bool) -> None:

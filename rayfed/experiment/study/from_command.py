@@ -133,7 +133,6 @@ def _prepared(study: Study, configs: Mapping[Key, Config], common: CommonParts) 
             if cells:
                 err.args = (f"{err.args[0]} (the run of {name_of(study, key)})", *err.args[1:])
             raise
-        assert setup is not None  # a cell is one run
         cells[key] = config, setup
     return cells
 

@@ -130,8 +130,8 @@ def run_cell(
                 owner = folders.look(cell.place, config.overwrite)
                 claim = held.enter_context(folders.claim(cell.place, owner, config.overwrite))
         if part is not None:
-            clients = min(setup.experiment.clients_per_round for setup in plan.setups)
-            plan = replace(plan, config=replace(config, cluster=part.of(config.cluster, clients)))
+            cluster = part.of(config.cluster, plan.setup.experiment.clients_per_round)
+            plan = replace(plan, config=replace(config, cluster=cluster))
         runner = Runner(
             show=show,
             session=session,

@@ -61,7 +61,7 @@ def test_the_batches_are_those_that_a_run_takes(algorithm, tmp_path, cache):
     chosen += ["data.partition.scheme=imbalanced", "data.partition.factor=3", "train.batch_size=4"]
     plan = make_plan(load_config(chosen), tmp_path / "plan")
     assert run([*chosen, f"output={tmp_path / 'run'}"]) == 0
-    assert batches_of(plan.setups) == pytest.approx(total_steps(read_rows(tmp_path / "run"))[0])
+    assert batches_of((plan.setup,)) == pytest.approx(total_steps(read_rows(tmp_path / "run"))[0])
 
 
 def test_compared_methods_train_as_often_as_the_one_that_trains_most(tmp_path, cache, capsys):
