@@ -586,20 +586,26 @@ OBJECTIVES: Mapping[str, Objective] = {
         *(TextClassification(), TextRegression(), LanguageModeling()),
     )
 }
-METRICS = list(dict.fromkeys(o.metric for o in OBJECTIVES.values()))
-"""Names of the metrics of tables and figures; `learn` adds those of tasks of users."""
 
-SHARES = {o.metric for o in OBJECTIVES.values() if o.percent}
-"""Metrics that are shown in percent."""
 
-SMALLER = {o.metric for o in OBJECTIVES.values() if not o.larger}
-"""Metrics of which smaller scores are better."""
+@dataclass(frozen=True)
+class Metric:
+    """A score of a task, and how it is shown.
 
-SMALLER_IS_BETTER = ("sigma", "loss", "perplexity", "bytes", "seconds", "time", "variance")
-"""Words in the names of columns of which smaller values are better, whatever the metric."""
+    Attributes:
+        larger: Whether a larger score is better.
+        percent: Whether it is a share, which is shown in percent.
+        pooled: Whether it is over all examples of a set (`Objective.over_set`): that of a run is no mean over
+            its clients.
+    """
 
-POOLED = {name for o in OBJECTIVES.values() for name in o.over_set}
-"""Metrics over all examples of a set (`Objective.over_set`): that of a run is no mean over its clients."""
+    larger: bool = True
+    percent: bool = True
+    pooled: bool = False
+
+
+METRICS = {o.metric: Metric(o.larger, o.percent, o.metric in o.over_set) for o in OBJECTIVES.values()}
+"""The metrics of tables and figures by name; `learn` adds those of tasks of users."""
 
 
 def learn(about: Objective | Mapping[str, Any]) -> None:
@@ -609,29 +615,14 @@ def learn(about: Objective | Mapping[str, Any]) -> None:
         about: The objective, or its attributes `metric`, `larger` and `percent`, and whether it is `pooled`.
     """
     own = score_facts(about) if isinstance(about, Objective) else about
-    name, pooled = str(own["metric"]), bool(own.get("pooled"))
-    if name not in METRICS:
-        METRICS.append(name)
-        kinds = ((SHARES, bool(own["percent"])), (SMALLER, not own["larger"]), (POOLED, pooled))
-        for names, wanted in kinds:
-            if wanted:
-                names.add(name)
+    if (name := str(own["metric"])) not in METRICS:
+        METRICS[name] = Metric(bool(own["larger"]), bool(own["percent"]), bool(own.get("pooled")))
 
 
 def score_facts(objective: Objective) -> dict[str, Any]:
     """Facts about the metric that a run writes, so that others can show it: the argument of `learn`."""
     facts = {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
     return {**facts, "pooled": objective.metric in objective.over_set}
-
-
-def is_larger_better(metric: str) -> bool:
-    """Whether larger scores of this metric are better."""
-    return metric not in SMALLER
-
-
-def better(metric: str, one: float, other: float) -> bool:
-    """Whether the first of two scores of a metric is better than the second."""
-    return one > other if is_larger_better(metric) else one < other
 
 
 def objective(task: str) -> Objective:
@@ -651,29 +642,6 @@ def objective(task: str) -> Objective:
     if task not in OBJECTIVES:
         raise ConfigError(unknown("task", task, OBJECTIVES))
     return OBJECTIVES[task]
-
-
-def metric_of(scores: Mapping[str, Any], prefix: str = "") -> str | None:
-    """Name of the metric whose score is in `scores` under `prefix + metric`; None: there is none."""
-    return next((name for name in METRICS if prefix + name in scores), None)
-
-
-def share_of(metric: str) -> float:
-    """Factor of the scores of a metric on the screen: 100 for shares, which are shown in percent."""
-    return 100.0 if metric in SHARES else 1.0
-
-
-def scale_of(column: str) -> float:
-    """As `share_of`, for a column with the name of a metric in its own, such as `worst_domain_mae`."""
-    return share_of(metric_in(column) or METRICS[0])
-
-
-def metric_in(column: str) -> str | None:
-    """Name of the metric whose words are in the name of a column, the longest of several; None: of none.
-
-    Of `worst_domain_rmse` it is `rmse`, and not `mse`.
-    """
-    return max((name for name in METRICS if f"_{name}_" in f"_{column}_"), key=len, default=None)
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:

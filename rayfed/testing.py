@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from rayfed.columns import is_result
 from rayfed.config.schema import build_parts, load_config
 from rayfed.config.variants import own_optimizer
 from rayfed.data import with_tokens
@@ -136,7 +137,7 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a round without its timings."""
-    return {name: value for name, value in row.items() if not name.startswith(("seconds", "slowest"))}
+    return {name: value for name, value in row.items() if is_result(name)}
 
 
 ONE_EXAMPLE = ("data.limit=13", "data.val=0", "data.test=1", "data.partition.clients_per_domain=6")

@@ -276,6 +276,22 @@ def test_the_tree_has_few_and_large_modules_and_each_name_once():
     assert {name for name, count in classes.items() if count > 1} == set()
 
 
+def modules(*folders):
+    """The text of each module, by its path."""
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
+
+
+def test_few_modules_spell_the_columns_of_results():
+    """Only the one that computes them, and the one that describes them."""
+    for column in ("sigma_type", "worst_tenth_"):
+        found = {file for file, text in modules("rayfed", "tune").items() if column in text}
+        assert found == {"rayfed/columns.py", "rayfed/evaluation/metrics.py"}, column
+
+
 def test_every_path_that_the_page_names_exists():
     text = (ROOT / "docs" / "architecture.md").read_text()
     paths = re.findall(r"`((?:rayfed|tests|docs|algorithms|tune|configs)/[\w/.]*)`", text)

@@ -9,6 +9,16 @@ from typing import Any
 
 import yaml
 
+from rayfed.columns import (
+    ACCURACY,
+    DEPLOYED,
+    HELD_OUT,
+    MEAN,
+    OVER_DOMAINS,
+    SIGMA_TYPE,
+    WORST_DOMAIN,
+    metric_of,
+)
 from rayfed.config.schema import to_dict
 from rayfed.errors import count_of
 from rayfed.record.atomic_files import write_parquet, write_text
@@ -20,8 +30,11 @@ from tune.results import STATES, Outcome, Outcomes, seed_folders
 from tune.space import SCALARS
 from tune.sweep import sweep_names
 
-SHOWN = ("accuracy", "accuracy_domain", "sigma_type", "worst_domain_accuracy", "held_out_accuracy")
-"""Columns of a round that the table of the best trial shows, next to the objectives."""
+SHOWN = (
+    *((column, DEPLOYED) for column in (MEAN, OVER_DOMAINS, SIGMA_TYPE, WORST_DOMAIN)),
+    (MEAN, HELD_OUT),
+)
+"""Columns of a round that the table of the best trial shows, and whose scores they are of."""
 
 MOST_SHOWN = 5
 """Number of trials that the table of a sweep with one objective shows, the best ones."""
@@ -91,7 +104,9 @@ def table(outcomes: Outcomes) -> Table | None:
     columns = {_heading(t, best, default, papers): t for t in shown}
     if default is not None and default not in shown and default.row:
         columns[_heading(default, best, default, papers)] = default
-    names = list(dict.fromkeys([*outcomes.sweep.objectives, *(n for n in SHOWN if n in best.row)]))
+    metric = metric_of(best.row) or ACCURACY
+    others = (column.name(metric, of) for column, of in SHOWN)
+    names = list(dict.fromkeys([*outcomes.sweep.objectives, *(n for n in others if n in best.row)]))
     rows = [(name, *(number(t.row.get(name)) for t in columns.values())) for name in names]
     for parameter in outcomes.sweep.read_space().parameters:
         values = [t.values.get(parameter.key, "-") for t in columns.values()]

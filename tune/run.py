@@ -25,7 +25,7 @@ python -m tune.run resume=DIR [trials=N]
 Overrides are those of python -m rayfed.run (rounds=5, data.limit=24) and keys
 of the sweep, for example
   python -m tune.run sweep=fedgcr trials=20 scheduler=asha
-  python -m tune.run sweep=fedgcr objective=[accuracy,sigma_type] searcher=nsga2
+  python -m tune.run sweep=fedgcr objective=[accuracy,bytes_up] searcher=nsga2
   python -m tune.run sweep=fedgcr 'space.server.q={loguniform: [0.01, 100]}'
   python -m tune.run sweep=fedgcr space.local.tau=null
 """

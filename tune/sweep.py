@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from rayfed.columns import better_values
 from rayfed.config.check_keys import parse
 from rayfed.config.compose import folder
 from rayfed.errors import ConfigError, unknown
-from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in
 from rayfed.types import Count
 from rayfed.user_files import parse_value, read_file, user_path
 from tune.experiment import check_searchable
@@ -229,10 +229,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _direction(name: str) -> Direction:
-    if any(word in name for word in SMALLER_IS_BETTER):
-        return "min"
-    if metric := metric_in(name):
-        return "max" if is_larger_better(metric) else "min"
+    if better := better_values(name):
+        return "max" if better == "larger" else "min"
     raise ConfigError(
         f"objective: {name!r} is no column with a known direction, as val_accuracy is; for a column that the "
         f"method adds write 'objective={{{name}: max}}' or min"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rayfed.columns import ACCURACY, metric_of
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import (
@@ -44,7 +45,7 @@ from rayfed.federation.sampling import Sampling, sample
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
-from rayfed.objective import METRICS, Objective, metric_of
+from rayfed.objective import Objective
 from rayfed.types import Params, ServerState, Update
 
 
@@ -431,7 +432,7 @@ def score_without(
             continue
         row = summary(scores)
         domains = {name: score.value for name, score in (*scores.domains.items(), *scores.held_out.items())}
-        metric = metric_of(row) or METRICS[0]
+        metric = metric_of(row) or ACCURACY
         means = {"clients": row.get(metric), "domains": row.get(f"{metric}_domain")}
         without[kind] = {**means, "by_domain": domains}
     return without

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayfed.columns import is_larger_better
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.client_tasks import BY_CLASS, OUTPUT, TARGET, over_set
 from rayfed.federation.cohort import Answer, Ledger
-from rayfed.objective import METRICS, NUM, LanguageModeling, Objective, is_larger_better
+from rayfed.objective import METRICS, NUM, LanguageModeling, Objective
 from rayfed.types import ServerState, Update
 
 PERPLEXITY = "perplexity"

@@ -19,10 +19,10 @@ import psutil
 import torch
 from ray.util import metrics as ray_metrics
 
+from rayfed.columns import LOSS, MEAN, SIGMA_CLIENT, SIGMA_TYPE, VALIDATED, metric_of
 from rayfed.evaluation.metrics import Evaluation, summary
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event, Visit
-from rayfed.objective import metric_of
 
 RUN = ("run", "algorithm", "trial")
 SCORED = (*RUN, "split", "domain")
@@ -38,8 +38,8 @@ ROUND = {
     "rayfed_actors": "Client actors",
     "rayfed_idle_share": "Share of the last round in which client actors were idle",
     "rayfed_queue_share": "Share of the time of calls that was spent in queues and transfers",
-    "rayfed_sigma_type": "Standard deviation of the score over domains, as a fraction",
-    "rayfed_sigma_client": "Standard deviation of the score over clients, as a fraction",
+    f"rayfed_{SIGMA_TYPE.pattern}": "Standard deviation of the score over domains, as a fraction",
+    f"rayfed_{SIGMA_CLIENT.pattern}": "Standard deviation of the score over clients, as a fraction",
     "rayfed_cluster_accuracy": "Share of clients in a cluster of their own domain",
     "rayfed_weight_min": "Smallest aggregation weight of the last round",
     "rayfed_weight_max": "Largest aggregation weight of the last round",
@@ -78,8 +78,7 @@ COLUMNS = {
     "seconds_training": "rayfed_training_seconds",
     "bytes_up": "rayfed_round_bytes_up",
     "bytes_down": "rayfed_round_bytes_down",
-    "sigma_type": "rayfed_sigma_type",
-    "sigma_client": "rayfed_sigma_client",
+    **{column.pattern: f"rayfed_{column.pattern}" for column in (SIGMA_TYPE, SIGMA_CLIENT)},
     "cluster_accuracy": "rayfed_cluster_accuracy",
 }
 """Columns of rounds.jsonl that are exported unchanged, and their metrics."""
@@ -254,7 +253,8 @@ def _number(value: float | None) -> float:
 
 def validation_scores(row: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
     """Score and loss on the validation splits, if the run computes them."""
-    metric = metric_of(row, "val_")
-    if metric is None or None in (row[f"val_{metric}"], row["val_loss"]):  # None: the value was not finite
+    metric = metric_of(row, VALIDATED)
+    if metric is None:
         return {}
-    return {("val", ALL): (row[f"val_{metric}"], row["val_loss"])}
+    score, loss = (row[column.name(metric, VALIDATED)] for column in (MEAN, LOSS))
+    return {} if None in (score, loss) else {("val", ALL): (score, loss)}  # None: it was not finite

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rayfed.columns import scale_of
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.experiment import Experiment, one_run
 from rayfed.experiment.finished_run import Run
@@ -20,7 +21,6 @@ from rayfed.experiment.study.coordinates import PART, SEED
 from rayfed.experiment.study.described import Fixed
 from rayfed.experiment.study.run_cell import Stop
 from rayfed.experiment.study.scores import larger_of
-from rayfed.objective import scale_of
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:

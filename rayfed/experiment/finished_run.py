@@ -156,7 +156,7 @@ class Run:
     @property
     def deployed(self) -> str:
         """The models that scores without prefix are about: `global`, or the clients' own ones: `personal`."""
-        from rayfed.objective import metric_of
+        from rayfed.columns import metric_of
 
         return "personal" if metric_of(self.metrics, "global_") else "global"
 
@@ -228,7 +228,7 @@ class Run:
 
     def plot(self) -> Any:
         """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""
-        from rayfed.objective import share_of
+        from rayfed.columns import share_of
         from rayfed.report.style import shown_figure
 
         history, metric = self.history, self.metric
@@ -266,9 +266,9 @@ class Run:
     @property
     def metric(self) -> str:
         """Name of the metric of the task, such as `accuracy`."""
-        from rayfed.objective import METRICS, metric_of
+        from rayfed.columns import ACCURACY, metric_of
 
-        return metric_of(self.metrics) or METRICS[0]
+        return metric_of(self.metrics) or ACCURACY
 
     def _network(self, params: Mapping[str, Any], merged: bool) -> nn.Module:
         from rayfed.models.lora_layer import merge
@@ -322,7 +322,7 @@ class Run:
         return f"<Run: {title(self.config.algorithm)} on {self.config.data.name}, {self._score()}{where}>"
 
     def _score(self) -> str:
-        from rayfed.objective import share_of
+        from rayfed.columns import share_of
 
         value = self.metrics.get(self.metric)
         if value is None:

@@ -7,8 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rayfed.columns import (
+    ACCURACY,
+    BYTES_DOWN,
+    BYTES_UP,
+    MEAN,
+    OVER_DOMAINS,
+    SIGMA_CLIENT,
+    SIGMA_TYPE,
+    WORST_DOMAIN,
+    WORST_NAME,
+    level_words,
+    metric_of,
+    share_of,
+)
 from rayfed.config.variants import differing_values, trained_otherwise
-from rayfed.objective import METRICS, metric_of, share_of
 from rayfed.report.final_table import (
     KINDS,
     MODELS,
@@ -20,7 +33,6 @@ from rayfed.report.final_table import (
     final_table,
     head_notes,
     last_evaluated,
-    level_words,
     own_tensors,
     percent,
     privacy_notes,
@@ -38,14 +50,8 @@ from rayfed.terminal.table_formats import Table
 MOST_DOMAINS = 8
 """Largest number of domains that have a column each; the tables of the methods' own reports have them all."""
 
-STATISTICS = {
-    "{}": "mean over clients",
-    "{}_domain": "mean over domains",
-    "worst_domain_{}": "worst domain",
-    "sigma_type": "sigma_type",
-    "sigma_client": "sigma_client",
-}
-"""Statistics of a round's row, `{}` being the metric, with the titles of their columns."""
+STATISTICS = (MEAN, OVER_DOMAINS, WORST_DOMAIN, SIGMA_TYPE, SIGMA_CLIENT)
+"""Statistics of a round's row that have a column."""
 
 COST = ("local steps", "on examples", "up + down, MB", "training, GFLOP", "trained parameters")
 """Cost of all rounds: training batches of all clients and examples in them, bytes in both directions,
@@ -115,13 +121,13 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
     shown = tuple(KINDS) if any(method.without for method in found) else ()
     rows = tuple(row for method in found for row in _rows(method, domains, shown))
     names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
-    metric = next((method.metric for method in found if method.row), METRICS[0])
+    metric = next((method.metric for method in found if method.row), ACCURACY)
     examples = next((run.environment["examples"] for run in runs if "examples" in run.environment), "images")
     unit = " in percent" if share_of(metric) != 1 else ""
     notes = (f"{metric} on the test {examples}{unit}, after the last scored round", *notes)
     again = (KINDS[kind] for kind in shown)
-    statistics = {**STATISTICS, "{}": level_words(metric)}
-    columns = ("method", "round", *names, *statistics.values(), *again, *COST)
+    statistics = (level_words(metric) if column is MEAN else column.words for column in STATISTICS)
+    columns = ("method", "round", *names, *statistics, *again, *COST)
     return Table(title, columns, rows, (*notes, *_of_some(found), *_alike(found)))
 
 
@@ -159,7 +165,7 @@ def _read(folder: Path) -> _Scored:
     config = run.config
     history = run.rounds
     row = last_evaluated(history)
-    metric = metric_of(row) or METRICS[0]
+    metric = metric_of(row) or ACCURACY
     scores = scores_of(folder, row["round"]) if row else []
     rounds = (history[-1]["round"] if history else 0, config["rounds"])
     notes = [*privacy_notes(config, history), *fault_notes(history), *frozen_notes(config)]
@@ -187,7 +193,7 @@ def frozen_notes(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _cost(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     gflops, trained = total_cost(history)
-    sent = sum(row["bytes_up"] + row["bytes_down"] for row in history) / 1e6
+    sent = (BYTES_UP.total(history) + BYTES_DOWN.total(history)) / 1e6
     steps = (f"{number:,}" if number else "" for number in total_steps(history))
     return *steps, f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
 
@@ -210,14 +216,14 @@ def _rows(
         values = {(score["exchange"], score["client"]): score["value"] for score in mine}
         cells = [percent(values[key]) if key in values else "" for key in domains]
         prefix = f"{model}_" if metric_of(row, f"{model}_") else ""  # none: the model that is deployed
-        keys = [prefix + key.format(method.metric) for key in STATISTICS]
+        keys = [column.name(method.metric, prefix) for column in STATISTICS]
         cells += [percent(row[key]) if key in row else "" for key in keys]
-        worst = 2 + len(domains) + list(STATISTICS).index("worst_domain_{}")
+        worst = 2 + len(domains) + STATISTICS.index(WORST_DOMAIN)
         label = f"{method.name}, {model} models" if model == "personal" else method.name
         if model == "global" and prefix:
             label = f"{method.name}, global model"
         full = [label, str(row.get("round", "")), *cells]
-        if name := row.get(f"{prefix}worst_domain"):
+        if name := row.get(WORST_NAME.name(of=prefix)):
             full[worst] = f"{name} {full[worst]}"
         without = {} if model == "personal" else method.without or {}
         yield (*full, *(cell_without(without, kind) for kind in shown), *method.cost)

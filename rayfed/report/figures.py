@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.objective import METRICS, metric_of, scale_of, share_of
+from rayfed.columns import level_words, metric_of, scale_of, share_of
+from rayfed.objective import METRICS
 from rayfed.record.readers import ROWS
 from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
-from rayfed.report.final_table import RunTables, in_words, level_words, span, unit_of
+from rayfed.report.final_table import RunTables, in_words, span, unit_of
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.method_figures import (

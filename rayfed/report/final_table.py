@@ -10,18 +10,33 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
-from rayfed.evaluation.nonfinite import COLUMN
-from rayfed.federation.privacy_accountant import AUTO_DELTA
-from rayfed.objective import (
-    METRICS,
+from rayfed.columns import (
+    ACCURACY,
+    DEPLOYED,
+    FLOPS,
+    GLOBAL,
+    HELD_OUT,
+    LOCAL_EXAMPLES,
+    LOCAL_STEPS,
+    MEAN,
+    OVER_DOMAINS,
+    PERSONAL,
     POOLED,
-    SEGMENTATION,
-    LanguageModeling,
+    SIGMA_CLIENT,
+    SIGMA_TYPE,
+    UNSEEN,
+    WORST_DOMAIN,
+    WORST_NAME,
     is_larger_better,
+    is_pooled,
+    level_words,
     metric_of,
     share_of,
 )
+from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
+from rayfed.evaluation.nonfinite import COLUMN
+from rayfed.federation.privacy_accountant import AUTO_DELTA
+from rayfed.objective import SEGMENTATION, LanguageModeling
 from rayfed.record.history import History
 from rayfed.record.readers import (
     OWN_TENSORS,
@@ -42,7 +57,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-HELD_OUT = "held_out"
+NO_CLIENT = "held_out"
+"""Split of the examples of domains without clients."""
 
 
 class RunTables:
@@ -109,7 +125,7 @@ class RunTables:
         if self.manifest is None:
             return []
         pairs = self.manifest.group_by(["domain", "split"], use_threads=False).aggregate([]).to_pylist()
-        names = {pair["domain"] for pair in pairs if pair["split"] == HELD_OUT}
+        names = {pair["domain"] for pair in pairs if pair["split"] == NO_CLIENT}
         return [name for name in self.domains if name in names]
 
     @cached_property
@@ -155,9 +171,9 @@ def scores_without(folder: Path, row: Mapping[str, Any]) -> Mapping[str, Mapping
 
 def final_scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Mean over domains of the deployed models and of the global one in a row's round; None: no score."""
-    key = f"{metric_of(row) or METRICS[0]}_domain"
-    deployed = row.get(key)
-    return deployed, row.get(f"global_{key}", deployed)
+    metric = metric_of(row) or ACCURACY
+    deployed = row.get(OVER_DOMAINS.name(metric))
+    return deployed, row.get(OVER_DOMAINS.name(metric, GLOBAL), deployed)
 
 
 def told_apart(scores: Sequence[float], added: Sequence[float]) -> tuple[bool, str]:
@@ -275,7 +291,7 @@ DOMAINS = {"report_domains": "", "report_held_out": " (held out)"}
 
 def _class_notes(row: Mapping[str, Any]) -> Iterator[str]:
     """A note on scores over all test texts that are no means over examples, where there are any."""
-    for prefix, name in (("", ""), ("global_", "global model: ")):
+    for prefix, name in ((DEPLOYED, ""), (GLOBAL, "global model: ")):
         if row.get(f"{prefix}macro_f1") is not None:
             f1, mcc = row[f"{prefix}macro_f1"], row[f"{prefix}mcc"]
             yield f"{name}over all test texts: macro F1 {percent(f1)} %, MCC {mcc:.3f}"
@@ -304,7 +320,7 @@ def final_table(folder: Path) -> Table:
     config = run.config
     history = read_rows(folder)
     row = last_evaluated(history)
-    metric = metric_of(row) or METRICS[0]
+    metric = metric_of(row) or ACCURACY
     now = [s for s in scores_of(folder, row["round"]) if s["metric"] == metric] if row else []
     title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
     title += f"{config['tuning']['name']}, seed {config['seed']}, "
@@ -353,7 +369,7 @@ def final_table(folder: Path) -> Table:
 
 
 def cell_without(
-    without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None, metric: str = METRICS[0]
+    without: Mapping[str, Mapping[str, Any]], kind: str, domain: str | None = None, metric: str = ACCURACY
 ) -> str:
     """Score of the final model without the tensors of a kind, as text; empty where there is none.
 
@@ -372,7 +388,7 @@ def notes_without(folder: Path, row: Mapping[str, Any]) -> Iterator[str]:
     """A note on the scores of the final model with some trained tensors put back to their start values."""
     without = scores_without(folder, row)
     if without:
-        metric = metric_of(row) or METRICS[0]
+        metric = metric_of(row) or ACCURACY
         means = (f"{KINDS[kind]} {percent(found['domains'], metric)}" for kind, found in without.items())
         yield f"global model with tensors at their start values, mean over domains: {', '.join(means)}"
     elif without is not None:
@@ -408,24 +424,21 @@ def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
     if row.get("clients_scored") and not metric_of(row):
         notes.append(f"the metric is defined by the test examples of none of {row['clients_scored']} clients")
-    for prefix, name in (("", ""), ("global_", "global model: "), ("personal_", "personal models: ")):
+    whose = {DEPLOYED: "", GLOBAL: "global model: ", PERSONAL: "personal models: "}
+    for prefix, name in whose.items():
         if metric := metric_of(row, prefix):
+            worst = row.get(WORST_NAME.name(of=prefix))
             parts = {
-                f"{level_in_words(row, metric, prefix)} ": metric,
-                ", over domains ": f"{metric}_domain",
-                "; sigma_type ": "sigma_type",
-                f", sigma_client{_defined_in_words(row, prefix)} ": "sigma_client",
-                f"; worst domain {row.get(prefix + 'worst_domain')} ": f"worst_domain_{metric}",
+                f"{level_in_words(row, metric, prefix)} ": MEAN,
+                ", over domains ": OVER_DOMAINS,
+                f"; {SIGMA_TYPE.words} ": SIGMA_TYPE,
+                f", {SIGMA_CLIENT.words}{_defined_in_words(row, prefix)} ": SIGMA_CLIENT,
+                f"; {WORST_DOMAIN.words} {worst} ": WORST_DOMAIN,
             }
-            values = {words: row.get(prefix + key) for words, key in parts.items()}
+            values = {words: row.get(column.name(metric, prefix)) for words, column in parts.items()}
             shown = (words + percent(value, metric) for words, value in values.items() if value is not None)
             notes.append(name + "".join(shown))
     return [*notes, *_unseen_notes(row)]
-
-
-def level_words(metric: str) -> str:
-    """Words for the score of a run without prefix, such as `mean over clients`."""
-    return "over all examples" if metric in POOLED else "mean over clients"
 
 
 def level_in_words(row: Mapping[str, Any], metric: str, prefix: str = "") -> str:
@@ -440,7 +453,7 @@ def level_in_words(row: Mapping[str, Any], metric: str, prefix: str = "") -> str
     some = some_clients(row, prefix)
     if not some:
         return words
-    return f"over all examples of {some}" if metric in POOLED else f"mean over {some}"
+    return f"{POOLED} of {some}" if is_pooled(metric) else f"mean over {some}"
 
 
 def some_clients(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -465,8 +478,8 @@ BEST_OF = 4
 def selection_notes(history: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Notes on the reported round, and on what other rules would report; nothing for a short run."""
     scored = [row for row in history if metric_of(row)][-LAST:]
-    metric = metric_of(scored[-1]) or METRICS[0] if scored else METRICS[0]
-    key = f"{metric}_domain"
+    metric = metric_of(scored[-1]) or ACCURACY if scored else ACCURACY
+    key = OVER_DOMAINS.name(metric)
     values = [(row["round"], row[key]) for row in scored if row.get(key) is not None]
     if len(values) < LAST:
         return
@@ -502,14 +515,12 @@ def total_cost(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
 
     Both are 0 where nothing trained, and for runs that did not count them.
     """
-    flops = sum(row.get("flops") or 0 for row in history)
-    return flops / 1e9, max((row.get("trained_params") or 0 for row in history), default=0)
+    return FLOPS.total(history) / 1e9, max((row.get("trained_params") or 0 for row in history), default=0)
 
 
 def total_steps(history: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Training batches of all clients in these rounds, and examples in them; 0 where nothing trained."""
-    steps, rows = (sum(row.get(key) or 0 for row in history) for key in ("local_steps", "local_examples"))
-    return steps, rows
+    return int(LOCAL_STEPS.total(history)), int(LOCAL_EXAMPLES.total(history))
 
 
 def cost_notes(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -550,7 +561,7 @@ def fault_notes(history: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _unseen_notes(row: dict[str, Any]) -> Iterator[str]:
-    for prefix, what in (("held_out_", "held-out domains"), ("unseen_", "unseen clients")):
+    for prefix, what in ((HELD_OUT, "held-out domains"), (UNSEEN, "unseen clients")):
         if metric := metric_of(row, prefix):
             yield f"mean over {what} {percent(row[prefix + metric], metric)}"
 
@@ -659,7 +670,7 @@ def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
     return {d: (str(len(c) or drawn.get(d) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 
 
-def percent(value: float | None, metric: str = METRICS[0]) -> str:
+def percent(value: float | None, metric: str = ACCURACY) -> str:
     """A score as text: a share in percent with one digit after the point, any other with four digits.
 
     >>> percent(0.123), percent(None), percent(12.3456, "mae")

@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rayfed.columns import ACCURACY, is_larger_better, metric_of
 from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
-from rayfed.objective import METRICS, is_larger_better, metric_of
+from rayfed.objective import METRICS
 from rayfed.record.readers import read_rows, read_yaml
 from rayfed.report.final_table import (
     LAST_ROUND,
@@ -159,7 +160,7 @@ def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -
         held_out=held_out,
         round=chosen["round"],
         domains=domains,
-        metric=metric_of(chosen, "val_") or METRICS[0],
+        metric=metric_of(chosen, "val_") or ACCURACY,
         measures={name: value for name, value in {**best, **final}.items() if name in MEASURES},
     )
 
@@ -291,7 +292,7 @@ def few_shot_table(runs: MethodRuns) -> Tables:
     rows, metrics = [], []
     for part, name, path in runs.each():
         last = last_evaluated(read_rows(path))
-        metric = metric_of(last) or METRICS[0]
+        metric = metric_of(last) or ACCURACY
         metrics.append(metric)
         keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
         values = (percent(last.get(key)) for key in keys)
@@ -340,7 +341,7 @@ def last_scored(rows: Sequence[Row]) -> Row:
 
 def metric_in(row: Row) -> str:
     """Name of the metric of a row."""
-    return metric_of(row) or metric_of(row, "global_") or METRICS[0]
+    return metric_of(row) or metric_of(row, "global_") or ACCURACY
 
 
 def round_of(row: Row) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfed.columns import MEAN, OVER_DOMAINS, POOLED, SECONDS, SIGMA_CLIENT, SIGMA_TYPE, WORST_DOMAIN
 from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import has_own_objects
 from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
@@ -30,15 +31,12 @@ ONLY_UNDER = {
 """Keys that count under these values of data.partition.scheme only."""
 
 WORDS = {
-    "mean over clients": "each client counts once, however many examples it has",
-    "over all examples": "computed once from the test examples of all clients together",
-    "mean over domains": "each domain counts once, with the mean over its clients",
-    "sigma_type": "population standard deviation over domains of their scores, in percentage points; 0: the "
-    "model is equally good for all domains",
-    "sigma_client": "population standard deviation over clients of their scores, in percentage points",
+    MEAN.words: MEAN.meaning,
+    POOLED: "computed once from the test examples of all clients together",
+    **{column.words: column.meaning for column in (OVER_DOMAINS, SIGMA_TYPE, SIGMA_CLIENT)},
     "without_adapters": "the score with the trained tensors outside the head put back to their start values",
     "without_head": "the score with the head put back to its start values",
-    "worst domain": "the domain with the lowest score",
+    WORST_DOMAIN.words: WORST_DOMAIN.meaning,
     "average": "mean of the clients' scores, each client counts once",
     "worst 10%": "mean of the lowest tenth of the clients' scores",
     "best 10%": "mean of the highest tenth of the clients' scores",
@@ -151,7 +149,7 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
         if command := harness_command(path):
             yield f"Score it with lm-evaluation-harness (`pip install lm_eval[hf]`): `{command}`\n"
     rows = [row for path in runs for row in rows_so_far(path)]
-    seconds = sum(row.get("seconds") or 0.0 for row in rows)
+    seconds = SECONDS.total(rows)
     what = "round" if len(rows) == 1 else "rounds"
     of = f" of {len(runs)} runs" if len(runs) > 1 else ""
     yield f"\n{len(rows)} {what}{of} in {seconds:.0f} s, without the time in which the actors were started.\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from rayfed.objective import share_of
+from rayfed.columns import share_of
 from rayfed.record.atomic_files import write_whole
 
 if TYPE_CHECKING:

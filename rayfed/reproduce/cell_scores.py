@@ -1,7 +1,7 @@
 """Scores of the finished cells of a paper's table, read from the folders of their runs.
 
 They have the names that `scores` in configs/papers/*.yaml may have. A name is a column
-of the selected round, such as `accuracy_domain` or `sigma_type`; `domain K`, the score of the global model
+of the selected round, such as `accuracy_domain` or `loss`; `domain K`, the score of the global model
 on the K-th domain; one of `average`, `worst tenth`, `best tenth` and `variance` over the clients;
 `numbers_trained`; `without adapters` and `without head`, the mean over domains of the final model with these
 tensors put back to their start values; over the rounds `geometric mean COLUMN` and `rounds COLUMN < COLUMN`,
@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rayfed.columns import ACCURACY, better_values, metric_of
 from rayfed.evaluation.metrics import spread
-from rayfed.objective import METRICS, metric_of
 from rayfed.record.readers import read_json, read_rows
 from rayfed.report.final_table import (
     RunTables,
@@ -41,16 +41,15 @@ HALF = "after half of the rounds"
 WITHOUT = {"without adapters": "adapters", "without head": "head"}
 """Scores of the final model with tensors at their start values, with the kinds of `score_without`."""
 MEAN, ROUNDS = "geometric mean ", "rounds "
-LOWER = ("sigma_type", "sigma_client", "variance", TRAINED)
-"""Scores of which a lower value is better."""
-
 SPREAD = {"average": "average", "worst tenth": "worst", "best tenth": "best", "variance": "variance"}
 """Statistics over clients, with their attributes of `rayfed.evaluation.metrics.Spread`."""
 
 
 def better(score: str) -> str:
     """Whether a `higher` or a `lower` value of a score is better."""
-    return "lower" if score.removeprefix(MEAN).endswith(LOWER) and not score.startswith(ROUNDS) else "higher"
+    if score.startswith(ROUNDS):
+        return "higher"
+    return "lower" if score.removeprefix(MEAN) == TRAINED or better_values(score) == "smaller" else "higher"
 
 
 def unit(score: str) -> str:
@@ -175,13 +174,13 @@ def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[s
     row = selected_row(history, config.evaluation.ties) if by_validation else last_evaluated(history)
     if not row:
         return {}
-    metric = metric_of(row) or METRICS[0]
+    metric = metric_of(row) or ACCURACY
     now = [score for score in scores_of(path, row["round"]) if score["metric"] == metric]
     domains = {s["client"]: s["value"] for s in now if _is(s, "report_domains", "global")}
     names = order or [name for name in RunTables(path).domains if name in domains]
     found = {key: value for key, value in row.items() if isinstance(value, float)}
-    if metric != METRICS[0]:  # the names of the papers' files are those of accuracies
-        found |= {key.replace(metric, METRICS[0]): value for key, value in found.items()}
+    if metric != ACCURACY:  # the names of the papers' files are those of accuracies
+        found |= {key.replace(metric, ACCURACY): value for key, value in found.items()}
     found |= {
         f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
     }

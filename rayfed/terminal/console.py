@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from rayfed.columns import HELD_OUT, UNSEEN, WORST_DOMAIN, WORST_NAME, metric_of, share_of
 from rayfed.errors import OutputClosedError
-from rayfed.objective import metric_of, share_of
 
 if TYPE_CHECKING:
     from rayfed.types import Row
@@ -188,13 +188,12 @@ def line(row: Row, rounds: int, width: int | None = None) -> str:
     if metric := metric_of(row):
         parts += [
             f"{metric} {_score(metric, row[metric])}",
-            f"worst {_score(metric, row[f'worst_domain_{metric}'])} ({row['worst_domain']})",
+            f"worst {_score(metric, row[WORST_DOMAIN.name(metric)])} ({row[WORST_NAME.pattern]})",
             "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}",
         ]
-    if held_out := metric_of(row, "held_out_"):
-        parts.append(f"held out {_score(held_out, row[f'held_out_{held_out}'])}")
-    if unseen := metric_of(row, "unseen_"):
-        parts.append(f"unseen clients {_score(unseen, row[f'unseen_{unseen}'])}")
+    for of, words in ((HELD_OUT, "held out"), (UNSEEN, "unseen clients")):
+        if other := metric_of(row, of):
+            parts.append(f"{words} {_score(other, row[of + other])}")
     if row.get("missing"):
         parts.append(f"missing {row['missing']}")
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}", f"{row['seconds']:.1f} s"]
@@ -284,7 +283,7 @@ def headline(row: Row, rounds: int) -> str:
     """Text of the progress bar: round, metric, worst domain, slowest client, bytes sent."""
     parts = [f"round {row['round']}/{rounds}"]
     if metric := metric_of(row):
-        parts.append(f"{metric} {_score(metric, row[metric]).strip()}, {row['worst_domain']} worst")
+        parts.append(f"{metric} {_score(metric, row[metric]).strip()}, {row[WORST_NAME.pattern]} worst")
     if SLOWEST in row:
         parts.append(f"{row[SLOWEST]} slowest")
     return "  ".join([*parts, size(row["bytes_up"] + row["bytes_down"])])

@@ -14,7 +14,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
+
+from rayfed.columns import Kind
 
 COMMAND = "python -m "
 """Mark of a line with a command, which stays in one piece so that it can be copied."""
@@ -63,10 +65,6 @@ SPECIAL = {
     "±": r"$\pm$",
 } | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
-
-Kind: TypeAlias = Literal["text", "percent", "points", "bytes", "seconds", "count", "number", "p"]
-"""Content of a column. `percent`: fractions, shown in percent; `points`: differences and deviations of
-fractions, shown in percentage points; `p`: probabilities of a test."""
 
 Cell: TypeAlias = str | float | int | None
 Rows: TypeAlias = Sequence[Sequence[Cell]]

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfed import objective as objectives
 from rayfed.errors import ConfigError
 from rayfed.executors import worker
 from rayfed.models.backbone import samples_of
@@ -18,8 +17,6 @@ from rayfed.objective import (
     Segmentation,
     Task,
     dice,
-    metric_in,
-    metric_of,
     objective,
     pearson,
     spearman,
@@ -88,23 +85,9 @@ def test_layouts_say_what_an_example_is():
     assert x.tolist() == [[1, 79]]
 
 
-def test_the_metric_that_scores_hold():
-    assert metric_of({"dice": 1, "loss": 2}) == "dice"
-    assert metric_of({"val_accuracy": 1}, "val_") == "accuracy"
-    assert metric_of({"loss": 2}) is None
+def test_a_task_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match=r"'segmentatoin' does not exist; did you mean 'segmentation'"):
         objective("segmentatoin")
-
-
-def test_the_metric_of_a_column_is_named_by_whole_words(monkeypatch):
-    monkeypatch.setattr(objectives, "METRICS", ["accuracy", "mse", "u", "token_accuracy"])
-    columns = {
-        "val_accuracy": "accuracy",
-        "worst_domain_mse": "mse",
-        "token_accuracy_domain": "token_accuracy",
-    }
-    assert {column: metric_in(column) for column in columns} == columns
-    assert [metric_in(column) for column in ("quality", "rmse", "accuracies")] == [None] * 3
 
 
 def test_pixels_are_samples_of_maps():

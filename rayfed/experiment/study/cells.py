@@ -570,7 +570,7 @@ class Study:
         """
         import pandas as pd
 
-        from rayfed.objective import share_of
+        from rayfed.columns import share_of
         from rayfed.report.style import shown_figure
 
         figure = shown_figure(6, 3.5)
@@ -599,7 +599,7 @@ class Study:
 
     def latex(self) -> str:
         """The table for LaTeX (`booktabs`): shares in percent, three digits, names escaped."""
-        from rayfed.objective import share_of
+        from rayfed.columns import share_of
         from rayfed.terminal.table_formats import latex_text
 
         table, metric = self.table, self.metric

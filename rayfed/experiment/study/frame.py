@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
+from rayfed.columns import Kind, share_of
 from rayfed.errors import ConfigError, unknown
-from rayfed.objective import share_of
-from rayfed.terminal.table_formats import Column, Kind, Table
+from rayfed.terminal.table_formats import Column, Table
 
 Format: TypeAlias = Literal["text", "markdown", "latex", "html", "csv"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from rayfed.columns import better_values, is_larger_better, is_result, metric_of
 from rayfed.errors import ConfigError, unknown
 from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, row_names
-from rayfed.objective import SMALLER_IS_BETTER, is_larger_better, metric_in, metric_of
 from rayfed.report.final_table import last_evaluated
 from rayfed.report.protocols import harmonic_mean, selected_row
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 VALIDATION = "validation"
 """Value of `Study.reported`: the round with the best validation score, as in leave_one_out."""
 
-NO_RESULTS = ("seconds", "slowest")
-"""Beginnings of columns that are no results, because they differ whenever a run is repeated."""
 
 BY_PROTOCOL = {
     "leave_one_out": "held_out_{}",
@@ -56,14 +54,13 @@ def reported(rows: list[dict[str, Any]], rule: str) -> dict[str, Any]:
         row = selected_row(rows)
     else:
         row = last_evaluated(rows)
-    return {name: value for name, value in row.items() if not name.startswith(NO_RESULTS)}
+    return {name: value for name, value in row.items() if is_result(name)}
 
 
 def larger_of(column: str, metric: str) -> bool:
     """Whether larger values of a column are better. Args: column: its name. metric: that of the runs."""
-    if any(word in column for word in SMALLER_IS_BETTER):
-        return False
-    return is_larger_better(metric_in(column) or metric)
+    better = better_values(column)
+    return is_larger_better(metric) if better is None else better == "larger"
 
 
 def check_column(results: pd.DataFrame, column: str, names: Sequence[str]) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rayfed.objective import share_of
+from rayfed.columns import Kind, share_of
 from rayfed.report.page.parts import Entry, Figure
 from rayfed.report.style import LINES, PALETTE, STYLE, every, looks, whole_numbers
-from rayfed.terminal.table_formats import UNITS, Cell, Column, Kind
+from rayfed.terminal.table_formats import UNITS, Cell, Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from rayfed.objective import share_of
-from rayfed.terminal.table_formats import Column, Kind, Rows, Table
+from rayfed.columns import Kind, share_of
+from rayfed.terminal.table_formats import Column, Rows, Table
 
 
 def shown_as(kind: Kind, metric: str) -> Kind:

@@ -12,7 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from rayfed.objective import METRICS, metric_of
+from rayfed.columns import (
+    ACCURACY,
+    ADAPTED,
+    DEPLOYED,
+    HELD_OUT,
+    MEAN,
+    PERSONAL,
+    UNSEEN,
+    VALIDATED,
+    WORST_UNSEEN,
+    ResultColumn,
+    metric_of,
+)
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, read_bytes, read_footer, read_json, read_parquet, reading
 from rayfed.report.final_table import MODELS, RunTables, last_evaluated, scores_without
@@ -25,12 +37,12 @@ if TYPE_CHECKING:
 KINDS = {"report_clients": "client", "report_domains": "domain", "report_held_out": "held out"}
 """Exchanges of the table `clients` that hold scores of the evaluation, and whose scores they are."""
 
-UNSEEN: Mapping[str, str] = {
-    "unseen clients": "unseen_{}",
-    "worst unseen client": "unseen_worst_{}",
-    "unseen clients, adapted": "adapted_unseen_{}",
+NEVER_TRAIN = {
+    "unseen clients": (MEAN, UNSEEN),
+    WORST_UNSEEN.words: (WORST_UNSEEN, UNSEEN),
+    "unseen clients, adapted": (MEAN, ADAPTED),
 }
-"""Columns of a round about clients that never train, `{}` being the metric, by their words."""
+"""Columns of a round about clients that never train, with the beginnings of their names, by their words."""
 
 
 class PageRun:
@@ -80,7 +92,7 @@ class PageRun:
     @cached_property
     def row(self) -> Mapping[str, Any]:
         """The row of the reported round; empty where no round was evaluated."""
-        if self.by_validation and any(metric_of(row, "val_") for row in self.rounds):
+        if self.by_validation and any(metric_of(row, VALIDATED) for row in self.rounds):
             return selected_row(self.rounds, self.ties)
         return last_evaluated(self.rounds) or next(
             (row for row in reversed(self.rounds) if self._prefixes(row)), {}
@@ -93,22 +105,22 @@ class PageRun:
 
     @staticmethod
     def _prefixes(row: Mapping[str, Any]) -> list[str]:
-        return [prefix for prefix in ("", "personal_", "held_out_") if metric_of(row, prefix)]
+        return [prefix for prefix in (DEPLOYED, PERSONAL, HELD_OUT) if metric_of(row, prefix)]
 
     @property
     def prefix(self) -> str:
         """Prefix of the columns of a round with the scores of the clients."""
-        return "" if metric_of(self.row) else "personal_"
+        return DEPLOYED if metric_of(self.row) else PERSONAL
 
     @cached_property
     def metric(self) -> str:
         """Name of the metric."""
-        metrics = (metric_of(self.row, prefix) for prefix in ("", "personal_", "held_out_"))
-        return next((name for name in metrics if name), METRICS[0])
+        metrics = (metric_of(self.row, prefix) for prefix in (DEPLOYED, PERSONAL, HELD_OUT))
+        return next((name for name in metrics if name), ACCURACY)
 
-    def number(self, key: str) -> float | None:
-        """A number of the reported round: a key in which `{}` stands for the metric; None if it has none."""
-        value = self.row.get(self.prefix + key.format(self.metric))
+    def number(self, column: ResultColumn) -> float | None:
+        """A number of the reported round; None if it has none."""
+        value = self.row.get(column.name(self.metric, self.prefix))
         return float(value) if isinstance(value, int | float) else None
 
     @cached_property
@@ -120,13 +132,13 @@ class PageRun:
     @property
     def held_out_score(self) -> float | None:
         """Mean over the domains of which no client has an example."""
-        return self.row.get(f"held_out_{self.metric}")
+        return self.row.get(MEAN.name(self.metric, HELD_OUT))
 
     @property
     def unseen(self) -> dict[str, float]:
         """Scores of the clients that never train, in the reported round; empty where all clients train."""
-        scores = ((words, self.row.get(key.format(self.metric))) for words, key in UNSEEN.items())
-        return {words: value for words, value in scores if value is not None}
+        names = {words: column.name(self.metric, of) for words, (column, of) in NEVER_TRAIN.items()}
+        return {words: self.row[name] for words, name in names.items() if self.row.get(name) is not None}
 
     def columns_of(self, name: str) -> list[str]:
         """Names of the columns of a table; none where the run has no such table."""

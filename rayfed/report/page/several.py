@@ -11,20 +11,39 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from rayfed.columns import (
+    ACCURACY,
+    BYTES_DOWN,
+    BYTES_UP,
+    DEPLOYED,
+    HELD_OUT,
+    LOSS,
+    MEAN,
+    OVER_DOMAINS,
+    SECONDS,
+    SIGMA_CLIENT,
+    SIGMA_TYPE,
+    WORST_DOMAIN,
+    WORST_TENTH,
+    Kind,
+    ResultColumn,
+    is_larger_better,
+    level_words,
+)
 from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
 from rayfed.evaluation.metrics import holm
-from rayfed.objective import METRICS, is_larger_better
 from rayfed.record.readers import ROWS, STUDY, read_json, read_parquet, read_yaml, reading
 from rayfed.report.comparison import frozen_notes
-from rayfed.report.final_table import head_notes, level_words, some_clients, total_cost, total_steps
+from rayfed.report.final_table import head_notes, some_clients, total_cost, total_steps
 from rayfed.report.method_runs import StudyRuns, runs_in
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
@@ -44,7 +63,7 @@ from rayfed.report.page.single import (
     test_sets,
 )
 from rayfed.report.protocols import TABLES
-from rayfed.terminal.table_formats import Cell, Column, Kind, Table
+from rayfed.terminal.table_formats import Cell, Column, Table
 from rayfed.types import Row
 from rayfed.user_files import check_run_folder
 
@@ -404,7 +423,6 @@ def _extend(member: Member, words: str) -> Member:
     return replace(member, setting=", ".join(parts))
 
 
-MEAN = "mean over domains"
 UNSEEN = " (held out)"
 """Suffix of the name of a domain of which no client has an example."""
 
@@ -429,7 +447,7 @@ def runs_by_setting(members: Sequence[Member]) -> dict[str, list[Member]]:
 def headline(member: Member) -> float | None:
     """The score that a run is judged by: that of the held-out domain in folds, else the mean over domains."""
     run = member.run
-    return run.held_out_score if run.by_validation else run.number("{}_domain")
+    return run.held_out_score if run.by_validation else run.number(OVER_DOMAINS)
 
 
 def summary(members: Sequence[Member]) -> Section:
@@ -493,29 +511,31 @@ def level(group: Sequence[Member]) -> float:
     return -math.inf if mean is None else sign * mean
 
 
-CLIENTS = "mean over clients"
-"""Name of the score of a run, for all metrics but those over all examples."""
-STATISTICS: Mapping[str, tuple[Kind, Callable[[Member], float | None]]] = {
+Statistics: TypeAlias = Mapping[str, tuple[Kind, Callable[[Member], float | None]]]
+"""Statistics of the reported round by their words, with what they are."""
+
+
+def _statistics(*columns: ResultColumn) -> Statistics:
+    """Those that are columns of a round of the models that are deployed."""
+    return {c.words: (c.kind, partial(lambda m, column: m.run.number(column), column=c)) for c in columns}
+
+
+STATISTICS: Statistics = {
     "held-out domain": ("percent", lambda m: m.run.held_out_score),
-    MEAN: ("percent", lambda m: m.run.number("{}_domain")),
-    CLIENTS: ("percent", lambda m: m.run.number("{}")),
-    "worst domain": ("percent", lambda m: m.run.number("worst_domain_{}")),
+    **_statistics(OVER_DOMAINS, MEAN, WORST_DOMAIN),
     "unseen clients": ("percent", lambda m: m.run.unseen.get("unseen clients")),
     "unseen clients, adapted": ("percent", lambda m: m.run.unseen.get("unseen clients, adapted")),
     "without_adapters": ("percent", lambda m: m.run.without.get("adapters")),
     "without_head": ("percent", lambda m: m.run.without.get("head")),
-    "worst tenth of the clients": ("percent", lambda m: m.run.number("worst_tenth_{}")),
-    "sigma_type": ("points", lambda m: m.run.number("sigma_type")),
-    "sigma_client": ("points", lambda m: m.run.number("sigma_client")),
+    **_statistics(WORST_TENTH, SIGMA_TYPE, SIGMA_CLIENT),
 }
-"""Statistics of the reported round, with what they are."""
 
 
-def _shown_statistics(members: Sequence[Member]) -> dict[str, tuple[Kind, Callable[[Member], float | None]]]:
+def _shown_statistics(members: Sequence[Member]) -> Statistics:
     """The statistics that some run has."""
-    metric = members[0].run.metric if members else METRICS[0]
+    metric = members[0].run.metric if members else ACCURACY
     return {
-        level_words(metric) if n == CLIENTS else n: (shown_as(k, metric), of)
+        level_words(metric) if n == MEAN.words else n: (shown_as(k, metric), of)
         for n, (k, of) in STATISTICS.items()
         if any(of(m) is not None for m in members)
     }
@@ -594,8 +614,9 @@ def without_empty(
 
 def results(members: Sequence[Member]) -> Section:
     """The table of all runs and domains, to be sorted and filtered."""
-    shown = {n: each for n, each in _shown_statistics(members).items() if n not in (MEAN, "held-out domain")}
-    metric = members[0].run.metric if members else METRICS[0]
+    elsewhere = (OVER_DOMAINS.words, "held-out domain")
+    shown = {n: each for n, each in _shown_statistics(members).items() if n not in elsewhere}
+    metric = members[0].run.metric if members else ACCURACY
     score = Column("score", shown_as("percent", metric))
     columns = [Column("method"), Column("setting"), Column("head"), score, Column("domain")]
     columns += [Column("seed", "count"), Column("loss", "number")]
@@ -606,7 +627,8 @@ def results(members: Sequence[Member]) -> Section:
     for member in members:
         rows += _rows_of(member, [of for _, of in shown.values()])
     columns, rows = without_empty(columns, rows, "setting", "head", *(column.name for column in COST[1:]))
-    filters = {c.name: "" for c in columns if c.name in ("method", "setting")} | {"seed": "", "domain": MEAN}
+    filters = {c.name: "" for c in columns if c.name in ("method", "setting")}
+    filters |= {"seed": "", "domain": OVER_DOMAINS.words}
     caption = "One row for each run and domain. A click on a heading sorts by it."
     return Section(
         "All runs", [Table(title="Runs", notes=(caption,), columns=columns, rows=rows, filters=filters)]
@@ -616,14 +638,14 @@ def results(members: Sequence[Member]) -> Section:
 def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | None]]) -> Iterator[list[Cell]]:
     """The rows of a run in the table of all runs: its means, then each domain."""
     run = member.run
-    sent = float(sum(bytes_of(row) for row in run.rounds))
-    seconds = float(sum(seconds_of(row) for row in run.rounds))
+    sent = float(BYTES_UP.total(run.rounds) + BYTES_DOWN.total(run.rounds))
+    seconds = float(SECONDS.total(run.rounds))
     gflops, trained = total_cost(run.rounds)
     rest: list[Cell] = [run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
     rest += [number or None for number in total_steps(run.rounds)]
     rest += [gflops or None, trained or None, seconds, str(run.path)]
     own = [of(member) for of in statistics]
-    means = (MEAN, run.number("{}_domain"), run.number("loss"), own)
+    means = (OVER_DOMAINS.words, run.number(OVER_DOMAINS), run.number(LOSS), own)
     empty: list[float | None] = [None] * len(statistics)
     for domain, score, loss, each in (means, *((*found, empty) for found in domains_of(member))):
         head = run.environment.get("head")
@@ -641,8 +663,6 @@ def domains_of(member: Member) -> Iterator[tuple[str, float, float | None]]:
             yield name + suffix, float(scores[name]), loss.get(name)
 
 
-HELD_OUT = "held_out_{}"
-"""Column of a round with the score of the held-out domains, `{}` being the metric."""
 MOST_DOMAINS = 12
 """Largest number of domains that have a column each."""
 MOST_CURVES = 10
@@ -651,22 +671,22 @@ MOST_CURVES = 10
 BANDS = "Mean over seeds; bands: from the lowest to the highest seed."
 SCORE = Axis(name="score")
 """Stands for the axis of the score of the runs."""
-CURVES: Mapping[str, tuple[str, Axis]] = {
-    "{}_domain": ("Score, mean over domains", SCORE),
-    HELD_OUT: ("Score of the held-out domain", SCORE),
-    "worst_domain_{}": ("Score of the worst domain", SCORE),
-    "sigma_type": ("Deviation over domains", Axis(name="sigma_type", kind="points", low=0.0)),
-    "loss": ("Loss, mean over clients", Axis(name="loss")),
+CURVES: Mapping[str, tuple[ResultColumn, str, Axis]] = {
+    "Score, mean over domains": (OVER_DOMAINS, DEPLOYED, SCORE),
+    "Score of the held-out domain": (MEAN, HELD_OUT, SCORE),
+    "Score of the worst domain": (WORST_DOMAIN, DEPLOYED, SCORE),
+    "Deviation over domains": (SIGMA_TYPE, DEPLOYED, Axis(name=SIGMA_TYPE.words, kind="points", low=0.0)),
+    "Loss, mean over clients": (LOSS, DEPLOYED, Axis(name=LOSS.words)),
 }
-"""Columns of a round that have a chart: its title and its vertical axis."""
+"""Columns of a round that have a chart, by its title, with whose scores they are of and the vertical axis."""
 
 
 def over_rounds(members: Sequence[Member]) -> Section:
     """Curves of every group of runs, mean over seeds with a band from the lowest to the highest seed."""
     groups, words = _best(runs_by_setting(members))
     parts: list[Part] = []
-    for key, (title, axis) in CURVES.items():
-        series = [_of_group(name, group, key) for name, group in groups.items()]
+    for title, (column, of, axis) in CURVES.items():
+        series = [_of_group(name, group, column, of) for name, group in groups.items()]
         if not any(one.x for one in series):
             continue
         caption = BANDS if _several_seeds(groups) else ""
@@ -688,10 +708,11 @@ def _best(groups: Groups) -> tuple[Groups, str]:
     return shown, f"Shown are the {MOST_CURVES} with the highest scores of {len(groups)}."
 
 
-def _of_group(name: str, group: Sequence[Member], key: str) -> Series:
+def _of_group(name: str, group: Sequence[Member], column: ResultColumn, of: str) -> Series:
+    """The curve of a group. Args: of: whose scores; of deployed models, those that the run has."""
     values: dict[int, list[float]] = {}
     for member in group:
-        full = ("" if key == HELD_OUT else member.run.prefix) + key.format(member.run.metric)
+        full = column.name(member.run.metric, of or member.run.prefix)
         for row in member.run.rounds:
             if isinstance(row.get(full), int | float):
                 values.setdefault(row["round"], []).append(float(row[full]))
@@ -786,7 +807,7 @@ def frozen(members: Sequence[Member]) -> str:
 
 
 def _over(name: str, member: Member, of: Callable[[Row], float]) -> Series:
-    key = f"{member.run.prefix}{member.run.metric}_domain"
+    key = OVER_DOMAINS.name(member.run.metric, member.run.prefix)
     total = accumulate(of(row) for row in member.run.rounds)
     points = [
         (t, row[key]) for t, row in zip(total, member.run.rounds, strict=True) if row.get(key) is not None
@@ -797,13 +818,8 @@ def _over(name: str, member: Member, of: Callable[[Row], float]) -> Series:
 MOST_METHODS = 8
 """Largest number of methods that are all compared with each other; of more, each with the best one."""
 
-MEASURES: Mapping[str, Callable[[Member], float | None]] = {
-    "mean over domains": lambda m: m.run.number("{}_domain"),
-    CLIENTS: lambda m: m.run.number("{}"),
-    "worst domain": lambda m: m.run.number("worst_domain_{}"),
-    "held-out domain": lambda m: m.run.held_out_score,
-}
-"""Scores by which runs are compared, fractions."""
+MEASURES = (OVER_DOMAINS.words, MEAN.words, WORST_DOMAIN.words, "held-out domain")
+"""Statistics by which runs are compared."""
 
 
 def comparisons(members: Sequence[Member]) -> Table | None:
@@ -882,7 +898,8 @@ def _rows(
     first: Mapping[tuple[str, int], Member], second: Mapping[tuple[str, int], Member]
 ) -> Iterator[list[Cell]]:
     shared = [key for key in first if key in second]
-    for name, measure in MEASURES.items():
+    for name in MEASURES:
+        measure = STATISTICS[name][1]
         pairs = [(measure(first[key]), measure(second[key])) for key in shared]
         differences = [x - y for x, y in pairs if x is not None and y is not None]
         if differences:

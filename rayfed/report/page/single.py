@@ -16,9 +16,28 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from rayfed.columns import (
+    BEST_TENTH,
+    BYTES_DOWN,
+    BYTES_UP,
+    LOCAL_STEPS,
+    MEAN,
+    OVER_DOMAINS,
+    SECONDS,
+    SIGMA_CLIENT,
+    SIGMA_TYPE,
+    WORST_CLIENT,
+    WORST_DOMAIN,
+    WORST_NAME,
+    WORST_TENTH,
+    Kind,
+    ResultColumn,
+    level_words,
+    share_of,
+)
 from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import spread
-from rayfed.objective import METRICS, share_of
+from rayfed.objective import METRICS
 from rayfed.record.readers import read_bytes, read_footer, reading
 from rayfed.report.answer_tables import on_page
 from rayfed.report.comparison import frozen_notes
@@ -27,7 +46,6 @@ from rayfed.report.final_table import (
     fault_notes,
     head_notes,
     level_in_words,
-    level_words,
     own_tensors,
     privacy_notes,
     selection_notes,
@@ -50,19 +68,12 @@ from rayfed.report.page.charts import (
 from rayfed.report.page.parts import Figure, Page, Part, Section, Sentences, Tiles, in_time, shown_as
 from rayfed.report.page.run_tables import PageRun
 from rayfed.report.report_md import WORDS
-from rayfed.terminal.table_formats import Cell, Column, Kind, Table, in_bytes
+from rayfed.terminal.table_formats import Cell, Column, Table, in_bytes
 from rayfed.types import Row
 from rayfed.user_files import parse_json
 
-HEADLINES: Mapping[str, tuple[str, Kind]] = {
-    "{}": ("mean over clients, %", "percent"),
-    "{}_domain": ("mean over domains, %", "percent"),
-    "worst_domain_{}": ("worst domain: {}, %", "percent"),
-    "worst_tenth_{}": ("worst tenth of the clients, %", "percent"),
-    "sigma_type": ("sigma_type, deviation over domains, points", "points"),
-    "sigma_client": ("sigma_client, deviation over clients, points", "points"),
-}
-"""Columns of a round, the first `{}` being the metric, with their words, `{}` being the worst domain."""
+HEADLINES = (MEAN, OVER_DOMAINS, WORST_DOMAIN, WORST_TENTH, SIGMA_TYPE, SIGMA_CLIENT)
+"""Columns of a round that the summary shows."""
 
 
 def summary(run: PageRun) -> Section:
@@ -72,16 +83,24 @@ def summary(run: PageRun) -> Section:
 
 def _unit(words: str, run: PageRun) -> str:
     """Words with the unit of the metric: none, where it is no share."""
-    words = words.replace("mean over clients", level_in_words(run.row, run.metric, run.prefix))
     return words if share_of(run.metric) != 1 else words.removesuffix(", %").removesuffix(", points")
+
+
+def _headline(column: ResultColumn, run: PageRun) -> str:
+    """Words for a column of the reported round, with the name of the worst domain, and with its unit."""
+    words = ", ".join(filter(None, (column.words, column.about)))
+    if column is MEAN:
+        words = level_in_words(run.row, run.metric, run.prefix)
+    elif column is WORST_DOMAIN:
+        words += f": {run.row.get(WORST_NAME.name(of=run.prefix))}"
+    return _unit(f"{words}, {'points' if column.kind == 'points' else '%'}", run)
 
 
 def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     score = Column("", shown_as("percent", run.metric))
-    for key, (words, kind) in HEADLINES.items():
-        if (value := run.number(key)) is not None:
-            named = words.format(run.row.get(f"{run.prefix}worst_domain"))
-            yield _unit(named, run), Column("", shown_as(kind, run.metric)).show(value)
+    for column in HEADLINES:
+        if (value := run.number(column)) is not None:
+            yield _headline(column, run), Column("", shown_as(column.kind, run.metric)).show(value)
     for words, value in run.unseen.items():
         yield _unit(f"{words}, %", run), score.show(value)
     if run.held_out_score is not None:
@@ -92,17 +111,17 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{len(run.rounds)} of {run.planned}"
     if run.clients:
         yield "clients", f"{len(run.clients):,}"
-    for key, words in (("bytes_up", "sent by clients"), ("bytes_down", "received by clients")):
-        yield words, in_bytes(sum(row.get(key) or 0 for row in run.rounds))
+    for column in (BYTES_UP, BYTES_DOWN):
+        yield column.words, in_bytes(column.total(run.rounds))
     yield from _training(run)
-    yield "time", in_time(sum(row.get("seconds") or 0.0 for row in run.rounds))
+    yield SECONDS.words, in_time(SECONDS.total(run.rounds))
 
 
 def _training(run: PageRun) -> Iterator[tuple[str, str]]:
     """Cost of training, if it was counted."""
     steps, rows = total_steps(run.rounds)
     if steps:
-        yield "local steps of all clients", f"{steps:,}, on {rows:,} examples"
+        yield LOCAL_STEPS.words, f"{steps:,}, on {rows:,} examples"
     gflops, trained = total_cost(run.rounds)
     if trained:
         yield "training of all clients, GFLOP", Column("", "number").show(gflops)
@@ -355,15 +374,9 @@ def _client_grid(run: PageRun, own: pd.Series[float]) -> Table:
     return Table(title="Clients, by domain", notes=(caption,), columns=columns, rows=quantiles)
 
 
-LEVELS = {
-    "best_tenth_{}": "best tenth of the clients",
-    "{}": "mean over clients",
-    "worst_tenth_{}": "worst tenth of the clients",
-    "worst_domain_{}": "worst domain",
-    "worst_client_{}": "worst client",
-}
-"""Columns of a round about the level of the scores, `{}` being the metric, with their words."""
-DEVIATIONS = {"sigma_type": "over domains (sigma_type)", "sigma_client": "over clients (sigma_client)"}
+LEVELS = (BEST_TENTH, MEAN, WORST_TENTH, WORST_DOMAIN, WORST_CLIENT)
+"""Columns of a round about the level of the scores."""
+DEVIATIONS = (SIGMA_TYPE, SIGMA_CLIENT)
 MOST_STEPS = 200
 """Largest number of points of a cumulative curve."""
 
@@ -371,14 +384,17 @@ MOST_STEPS = 200
 def fairness(run: PageRun) -> Section:
     """Deviations, the ends of the distribution, the cumulative curve of the clients' scores."""
     parts: list[Part] = []
-    deviations = [of_rounds(run, key, words) for key, words in DEVIATIONS.items()]
+    deviations = [
+        of_rounds(run, column, f"{column.about.removeprefix('deviation ')} ({column.words})")
+        for column in DEVIATIONS
+    ]
     if any(one.x for one in deviations):
         axis = Axis(name="deviation", kind="points", low=0.0)
         caption = "Population standard deviations; 0: the model is equally good for all."
         shown = [one for one in deviations if one.x]
         parts.append(curves("Deviation of the scores", shown, ROUND, axis, caption))
-    known = {**LEVELS, "{}": level_words(run.metric)}
-    levels = [of_rounds(run, key.format(run.metric), words) for key, words in known.items()]
+    level = level_words(run.metric)
+    levels = [of_rounds(run, column, level if column is MEAN else column.words) for column in LEVELS]
     if shown := [one for one in levels if one.x]:
         axis = share_axis(run.metric)
         caption = "A tenth: the mean over that many clients; shown from ten clients on."
@@ -403,9 +419,9 @@ def test_sets(runs: Sequence[PageRun]) -> tuple[str, ...]:
     return (f"{'; '.join(texts)}: {what}.",)
 
 
-def of_rounds(run: PageRun, key: str, words: str) -> Series:
+def of_rounds(run: PageRun, column: ResultColumn, words: str) -> Series:
     """A column of the rounds as a curve; without points where no round has it."""
-    full = run.prefix + key
+    full = column.name(run.metric, run.prefix)
     points = [(row["round"], row[full]) for row in run.rounds if isinstance(row.get(full), int | float)]
     return Series(label=words, x=[number for number, _ in points], y=[value for _, value in points])
 
