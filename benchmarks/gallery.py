@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayfed.record.readers import STUDY
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.figures import FIGURES, OF_FOLDS, OF_METHODS, compare_runs
-from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.method_runs import runs_in
 from rayfed.report.slopes import TITLE as SLOPES
@@ -209,7 +209,7 @@ def picture(title: str, run: Path) -> str:
         drawing = several[title](runs_in(run).seeds[0])
     else:
         first = next(runs_in(run).seeds[0].each())[2] if (run / STUDY).exists() else run
-        drawing = FIGURES[title](RunTables(first))
+        drawing = FIGURES[title](RecordedRun(first))
     if drawing is None:
         raise RuntimeError(f"{run} has no table for the figure {title!r}")
     drawing.write(IMAGES / name)

@@ -14,7 +14,6 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import mean, stdev
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,11 +37,10 @@ FIXED = (
 def scores(overrides: list[str]) -> Iterator[float | None]:
     """Percent of the final model, and without what the tuning trains and the head; None: there is none."""
     from rayfed.experiment.experiment import simulate
-    from rayfed.report.final_table import scores_without
 
     with tempfile.TemporaryDirectory() as folder:
         result = simulate([*FIXED, f"output={folder}/run", *overrides])
-        found = scores_without(Path(folder) / "run", result.history.iloc[-1].to_dict()) or {}
+        found = result.recorded.without_at(result.history.iloc[-1].to_dict()) or {}
         yield 100 * result.metrics["accuracy_domain"]
         for kind in ("adapters", "head"):
             yield 100 * found[kind]["domains"] if kind in found else None

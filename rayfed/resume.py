@@ -68,10 +68,10 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def is_finished(config: Config, path: Path) -> bool:
     """Whether a run has all its rounds."""
-    from rayfed.record.readers import rows_so_far
+    from rayfed.record.recorded_run import RecordedRun
 
     with suppress(RayFedError):  # the run itself mends a damaged file, or names it
-        return len(rows_so_far(path)) >= config.rounds
+        return len(RecordedRun(path).rounds) >= config.rounds
     return False
 
 

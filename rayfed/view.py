@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from rayfed.errors import ConfigError
 from rayfed.record.locks import is_locked
-from rayfed.record.readers import STUDY, read_json, read_yaml, reading, rows_so_far
+from rayfed.record.readers import STUDY, read_json, reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.exit_code import run_guarded
@@ -44,7 +45,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
     """
-    from rayfed.report.final_table import final_table, last_evaluated
+    from rayfed.report.final_table import final_table
 
     path = one_run(path)
     rounds = planned_rounds(path)
@@ -52,12 +53,13 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
         json_of = path if as_json else None
         rows_shown = []
         with showing(rounds, as_json, json_of) as show:
-            for row in _rows(path, rounds, following):
+            for row in _rows(path, following):
                 show(row)
                 rows_shown.append(row)
-        if last_evaluated(rows_shown) and not as_json:
-            say("\n" + final_table(path).text(terminal_width()))
-    if not is_finished(path, rows_shown, rounds):
+        run = RecordedRun(path)
+        if run.reported and not as_json:
+            say("\n" + final_table(run).text(terminal_width()))
+    if not run.is_finished:
         ended = "" if is_running(path) else ", and it is not running now"
         teller(as_json=as_json)(f"{path}: {len(rows_shown)} of {rounds} rounds{ended}")
 
@@ -89,13 +91,7 @@ def planned_rounds(path: Path) -> int:
     """
     check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
-        return int(read_yaml(path / "config.yaml")["rounds"])
-
-
-def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
-    from rayfed.record.folder import TENSORS
-
-    return bool(rows) and rows[-1]["round"] >= rounds and (path / TENSORS).exists()
+        return RecordedRun(path).planned
 
 
 def is_running(path: Path) -> bool:
@@ -103,18 +99,18 @@ def is_running(path: Path) -> bool:
     return is_locked(path)
 
 
-def _rows(path: Path, rounds: int, following: bool) -> Iterator[Row]:
+def _rows(path: Path, following: bool) -> Iterator[Row]:
     """Each row once, in order; rounds that are repeated after a crash are yielded the first time only."""
     number = 0
     heard = time.monotonic()
     while True:
-        rows = rows_so_far(path)
-        for row in rows:
+        run = RecordedRun(path)  # a new one each time, since it reads each file once
+        for row in run.rounds:
             if row["round"] > number:
                 number = row["round"]
                 heard = time.monotonic()
                 yield row
-        if not following or is_finished(path, rows, rounds):
+        if not following or run.is_finished:
             return
         if is_running(path):
             heard = time.monotonic()

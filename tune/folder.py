@@ -15,7 +15,8 @@ from rayfed.record.checkpoint import Checkpoints
 from rayfed.record.claim import claim, claim_again, look
 from rayfed.record.folder import digest_if_finished
 from rayfed.record.history import History
-from rayfed.record.readers import ROWS, read_rows
+from rayfed.record.readers import ROWS
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.console import SLOWEST, SLOWEST_SECONDS
 from rayfed.types import Row
 
@@ -37,7 +38,7 @@ def rows_of(
     """
     digest = digest_if_finished(path, config.rounds)
     if digest:
-        yield from read_rows(path)
+        yield from RecordedRun(path).rounds
         yield {"sha256": digest}
         return
     before = (path / "environment.json").exists() and (path / "config.yaml").exists()

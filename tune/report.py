@@ -22,7 +22,7 @@ from rayfed.columns import (
 from rayfed.config.schema import to_dict
 from rayfed.errors import count_of
 from rayfed.record.atomic_files import write_parquet, write_text
-from rayfed.record.readers import rows_so_far
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.table_formats import Table
 from rayfed.types import Row
 from tune.folder import trial_folder
@@ -54,7 +54,7 @@ def write(outcomes: Outcomes) -> Table | None:
         for seed, folder in zip(
             outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
         )
-        for row in rows_so_far(folder)
+        for row in RecordedRun(folder).rounds
     ]
     if rounds:
         write_parquet(path / "rounds.parquet", rounds)

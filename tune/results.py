@@ -12,7 +12,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from rayfed.record.folder import digest_if_finished
-from rayfed.record.readers import rows_so_far
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.types import Row
 from tune.experiment import Base
 from tune.folder import ERROR, trial_folder
@@ -142,7 +142,7 @@ def _outcome(
 ) -> Outcome:
     folder = trial_folder(path, trial.number)
     state = STATES[trial.state]
-    rows = [rows_so_far(f) for f in seed_folders(folder, seeds)]
+    rows = [RecordedRun(f).rounds for f in seed_folders(folder, seeds)]
     done = min(map(len, rows))
     scored = [mean_of([r[i] for r in rows], whole[1]) for i in range(done)]
     full = [row for row in scored if all(name in row for name in whole[1])]

@@ -21,7 +21,7 @@ from rayfed.federation.server import Server
 from rayfed.federation.tensors_that_stay import STAYS, names_that_stay
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
-from rayfed.record.readers import read_tensors
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.tuning.base import export
 from rayfed.types import Broadcast, Params, ServerState, Update
 
@@ -48,7 +48,7 @@ class FinalModel(Server):
 def model_digest(folder: str) -> str:
     """SHA-256 digest of the final tensors of a run; empty where it is not finished."""
     file = Path(folder) / TENSORS
-    return digest(read_tensors(file)) if file.is_file() else ""
+    return digest(RecordedRun(Path(folder)).tensors) if file.is_file() else ""
 
 
 def score_model_of(trained: str, setup: Setup) -> Setup:
@@ -69,7 +69,7 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
     if not (folder / TENSORS).is_file():
         what = how_to_go_on(folder) if folder.is_dir() else "there is no such folder"
         raise ConfigError(f"evaluation.model_of: {trained!r} is not the folder of a finished run: {what}")
-    _check_shapes(trained, read_tensors(folder / TENSORS), setup.start, whole=True)
+    _check_shapes(trained, RecordedRun(folder).tensors, setup.start, whole=True)
     saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
     rounds = rounds_on_disk(folder)
     if saved is None or saved.state.round + 1 < rounds:

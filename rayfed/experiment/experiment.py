@@ -363,9 +363,9 @@ def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
 
 def to_dict_of(folder: Path) -> dict[str, Any]:
     """The config of a run as plain containers, whether or not its objects are known to this process."""
-    from rayfed.record.readers import read_yaml
+    from rayfed.record.recorded_run import RecordedRun
 
-    return read_yaml(folder / "config.yaml")
+    return RecordedRun(folder).config
 
 
 def _runner(config: Config, quiet: bool) -> Runner:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.record.folder import LABELS
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Run:
 
     Attributes:
         sha256: SHA-256 digest of the final tensors.
+        recorded: The files of its folder as they are, from which all below is read.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Run:
             kept: The temporary folder that holds `folder` and is removed with this object; None: it stays.
         """
         self._folder = folder
+        self.recorded = RecordedRun(folder)
         self._kept = kept
         self.sha256 = sha256
         self._config = config
@@ -79,17 +82,12 @@ class Run:
         """One row per round: the lines of rounds.jsonl."""
         import pandas as pd
 
-        from rayfed.record.readers import read_rows
-
-        return pd.DataFrame(read_rows(self._folder))
+        return pd.DataFrame(self.recorded.rounds)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The row of the last round in which models were scored."""
-        from rayfed.record.readers import read_rows
-        from rayfed.report.final_table import last_evaluated
-
-        return last_evaluated(read_rows(self._folder))
+        return self.recorded.reported
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -101,14 +99,12 @@ class Run:
         """
         import pandas as pd
 
-        from rayfed.record.readers import read_parquet, read_table
-
-        rows = read_parquet(self._folder / "partition.parquet", ["client", "domain", "split"]).to_pandas()
+        rows = pd.DataFrame(self.recorded.partition_rows("client", "domain", "split"))
         rows = rows[rows["client"] != ""]
         table = rows.groupby(["client", "domain", "split"], observed=True).size().unstack(fill_value=0)
         table = table.reset_index("domain")
         last = self.metrics.get("round")
-        scores = pd.DataFrame(list(read_table(self._folder, "clients")))
+        scores = pd.DataFrame(list(self.recorded.rows("clients")))
         if len(scores):
             scores = scores[
                 (scores["round"] == last) & scores["exchange"].isin(["report_clients", "report_unseen"])
@@ -124,14 +120,10 @@ class Run:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes: class i is output i. Empty where outputs are numbers or tokens."""
         from rayfed.objective import LANGUAGE_MODELING, REGRESSION, TEXT_REGRESSION
-        from rayfed.record.readers import read_json, read_parquet
-        from rayfed.user_files import parse_json
 
-        task = read_json(self._folder / "environment.json", dict).get("task")
-        if task in (REGRESSION, TEXT_REGRESSION, LANGUAGE_MODELING):
+        if self.recorded.fact("task") in (REGRESSION, TEXT_REGRESSION, LANGUAGE_MODELING):
             return ()
-        stored = read_parquet(self._folder / "partition.parquet", ["client"]).schema.metadata
-        return tuple(parse_json(stored[b"rayfed"])["classes"])
+        return tuple(self.recorded.about_partition["classes"])
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -143,10 +135,10 @@ class Run:
         """
         import pandas as pd
 
-        from rayfed.record.readers import SENT, read_table
+        from rayfed.record.readers import SENT
 
         keys = ["round", "exchange", "client", "domain"]
-        sent = [row for row in read_table(self._folder, "clients") if row["model"] == SENT]
+        sent = [row for row in self.recorded.rows("clients") if row["model"] == SENT]
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in sent:
             at = tuple(row[key] for key in keys)
@@ -156,16 +148,12 @@ class Run:
     @property
     def deployed(self) -> str:
         """The models that scores without prefix are about: `global`, or the clients' own ones: `personal`."""
-        from rayfed.columns import metric_of
+        return self.recorded.deployed
 
-        return "personal" if metric_of(self.metrics, "global_") else "global"
-
-    @cached_property
+    @property
     def params(self) -> Params:
         """The final trainable tensors by global name."""
-        from rayfed.record.readers import read_tensors
-
-        return read_tensors(self._folder / "model" / "params.safetensors")
+        return self.recorded.tensors
 
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
@@ -215,7 +203,7 @@ class Run:
         if not files:
             from rayfed.report.report_md import why_no_adapter
 
-            why = f": {reason}" if (reason := why_no_adapter(self._folder)) else ""
+            why = f": {reason}" if (reason := why_no_adapter(self.recorded)) else ""
             raise ConfigError(
                 f"tuning: {self.config.tuning['name']!r} has no adapters in PEFT's format{why}; run.params "
                 f"has all trained tensors"
@@ -228,14 +216,14 @@ class Run:
 
     def plot(self) -> Any:
         """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""
-        from rayfed.columns import share_of
+        from rayfed.columns import DEPLOYED, GLOBAL, HELD_OUT, PERSONAL, share_of
         from rayfed.report.style import shown_figure
 
         history, metric = self.history, self.metric
         figure = shown_figure(8, 3)
         left, right = figure.subplots(1, 2)
         for axes, name in ((left, metric), (right, "loss")):
-            for column in (name, f"global_{name}", f"personal_{name}", f"held_out_{name}"):
+            for column in (of + name for of in (DEPLOYED, GLOBAL, PERSONAL, HELD_OUT)):
                 if column in history:
                     shown = history[["round", column]].dropna()
                     axes.plot(shown["round"], shown[column] * share_of(name), marker=".", label=column)
@@ -266,9 +254,7 @@ class Run:
     @property
     def metric(self) -> str:
         """Name of the metric of the task, such as `accuracy`."""
-        from rayfed.columns import ACCURACY, metric_of
-
-        return metric_of(self.metrics) or ACCURACY
+        return self.recorded.metric
 
     def _network(self, params: Mapping[str, Any], merged: bool) -> nn.Module:
         from rayfed.models.lora_layer import merge

@@ -34,7 +34,8 @@ from rayfed.record.folder import (
     rounds_on_disk,
     way_to_continue,
 )
-from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, read_json, reading
+from rayfed.record.readers import OWN_TENSORS, ROWS, SCORE, DamagedError, reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.console import showing, teller
 from rayfed.terminal.exit_code import STOP
@@ -84,7 +85,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     commands: list[str] = []
     if resume:
         with suppress(DamagedError):
-            commands = list(read_json(path / "environment.json", dict).get("commands") or [])
+            commands = RecordedRun(path).commands
         check_continuable(config, setup, path)  # names the key of the config from which other data follow
         check_same_inputs(path, facts)
         claim.take_over()
@@ -351,8 +352,9 @@ def report(path: Path, tell: Tell, figures: bool) -> None:
     from rayfed.report.report_md import document
 
     with reading(path):
-        table = final_table(path)
-        text = document(path, [table], _draw_figures(path, figures))
+        run = RecordedRun(path)
+        table = final_table(run)
+        text = document(run, [table], _draw_figures(run, figures))
     write_text(path / "report.md", text)
     tell("\n" + table.text(terminal_width()))
 
@@ -373,9 +375,10 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
     from rayfed.report.page.render import NAME, command, write_report
     from rayfed.report.report_md import harness_command, why_no_adapter
 
-    if other := harness_command(path):
+    run = RecordedRun(path)
+    if other := harness_command(run):
         tell(f"score it with lm-evaluation-harness: {other}")
-    if reason := why_no_adapter(path):
+    if reason := why_no_adapter(run):
         tell(f"no adapter for PEFT was written: {reason}")
     if write:
         write_report([path], path / NAME)
@@ -384,8 +387,8 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
         tell(f"everything on one page: {command(path)}")
 
 
-def _draw_figures(path: Path, figures: bool) -> Mapping[str, Path]:
+def _draw_figures(run: RecordedRun, figures: bool) -> Mapping[str, Path]:
     """Draw the figures of a run if they are wanted; returns their files by title."""
     from rayfed.report.figures import draw_figures
 
-    return draw_figures(path) if figures else {}
+    return draw_figures(run) if figures else {}

@@ -14,7 +14,7 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -167,7 +167,7 @@ def _learn_metric(folder: Path) -> None:
     """Let this process know the metric of a run whose task is one of a user."""
     file = folder / "environment.json"
     if file.exists():
-        with suppress(DamagedError):
+        with suppress(DamagedError), reading(file):
             if score := read_json(file, dict).get(SCORE):
                 learn(score)
 
@@ -213,13 +213,6 @@ def read_footer(path: Path) -> pq.FileMetaData:
 
     with _open(path) as file:
         return pq.read_metadata(file)
-
-
-def read_table(folder: Path, table: str) -> Sequence[Mapping[str, Any]]:
-    """Rows of the table `<table>.parquet` of a run; none if there is no such file."""
-    path = folder / f"{table}.parquet"
-    rows: Sequence[Mapping[str, Any]] = read_parquet(path).to_pylist() if path.exists() else []
-    return rows
 
 
 def read_tensors(path: Path) -> Params:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rayfed.columns import (
@@ -22,23 +21,19 @@ from rayfed.columns import (
     share_of,
 )
 from rayfed.config.variants import differing_values, trained_otherwise
+from rayfed.record.recorded_run import MODELS, RecordedRun
 from rayfed.report.final_table import (
     KINDS,
-    MODELS,
-    RunTables,
     cell_without,
     cut_notes,
     fault_notes,
     final_scores,
     final_table,
     head_notes,
-    last_evaluated,
     own_tensors,
     percent,
     privacy_notes,
     sample_note,
-    scores_of,
-    scores_without,
     some_clients,
     told_apart,
     total_cost,
@@ -60,47 +55,21 @@ operations of all clients, and what a client trains."""
 HELD_OUT = "report_held_out"
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """One method: its run, and its last scored round.
-
-    Attributes:
-        name: The method.
-        rounds: Finished rounds, and planned ones.
-        row: Row of the last scored round; empty where no round was scored.
-        metric: Name of the metric.
-        scores: Rows of `clients.parquet` of that round with this metric.
-        notes: Notes on missing clients and on values that are not finite.
-        cost: Values of the columns `COST`, as text.
-        without: Scores with tensors put back, by kind (`rayfed.report.final_table.scores_without`).
-    """
-
-    name: str
-    rounds: tuple[int, int]
-    row: Mapping[str, Any]
-    metric: str
-    scores: Sequence[Mapping[str, Any]]
-    notes: Sequence[str]
-    cost: tuple[str, ...]
-    without: Mapping[str, Mapping[str, Any]] | None
-
-
-def table_of_methods(folders: Sequence[Path]) -> Table:
+def table_of_methods(runs: Sequence[RecordedRun]) -> Table:
     """Scores of several runs after their last scored rounds, one row for each method and kind of model.
 
     With `evaluation.table: clients`, the rows are those of the runs' own tables, one below the other.
 
     Args:
-        folders: Folders of the runs; those that do not exist are left out.
+        runs: The runs; those whose folder does not exist are left out.
     """
-    folders = [folder for folder in folders if (folder / "config.yaml").exists()]
-    runs = [RunTables(folder) for folder in folders]
+    runs = [run for run in runs if run.config]
     configs = [run.config for run in runs]
     config = configs[0]
-    found = [_read(folder) for folder in folders]
-    title = f"{', '.join(method.name for method in found)} on {config['data']['name']}, "
-    title += f"{config['model']['name']}, {config['tuning']['name']}, seed {config['seed']}"
-    sample = sample_note(config, next((method.scores for method in found if method.scores), ()))
+    title = f"{', '.join(run.method for run in runs)} on {runs[0].data}, "
+    title += f"{config['model']['name']}, {config['tuning']['name']}, seed {runs[0].seed}"
+    scored = [run for run in runs if run.reported]
+    sample = sample_note(config, next((own for run in scored if (own := _scores(run))), ()))
     trained = {each["algorithm"]: (each["tuning"]["name"], each["train"]["optimizer"]) for each in configs}
     tunings = trained_otherwise(trained)
     notes = (
@@ -110,43 +79,43 @@ def table_of_methods(folders: Sequence[Path]) -> Table:
         *head_notes(runs),
         *own_tensors(configs),
     )
-    notes = (*notes, *(f"{method.name}: {note}" for method in found for note in method.notes))
+    notes = (*notes, *(f"{run.method}: {note}" for run in runs for note in _notes(run)))
     if config["evaluation"].get("table") == "clients":
-        tables = [final_table(folder) for folder in folders]
+        tables = [final_table(run) for run in runs]
         return replace(
             tables[0], title=title, rows=[row for table in tables for row in table.rows], notes=notes
         )
-    domains = list(dict.fromkeys(key for method in found for key in _domains(method)))
+    domains = list(dict.fromkeys(key for run in runs for key in _domains(run)))
     domains = domains if len(domains) <= MOST_DOMAINS else []
-    shown = tuple(KINDS) if any(method.without for method in found) else ()
-    rows = tuple(row for method in found for row in _rows(method, domains, shown))
+    shown = tuple(KINDS) if any(run.without_at(run.reported) for run in runs) else ()
+    rows = tuple(row for run in runs for row in _rows(run, domains, shown))
     names = (name + (" (held out)" if exchange == HELD_OUT else "") for exchange, name in domains)
-    metric = next((method.metric for method in found if method.row), ACCURACY)
+    metric = scored[0].metric if scored else ACCURACY
     examples = next((run.environment["examples"] for run in runs if "examples" in run.environment), "images")
     unit = " in percent" if share_of(metric) != 1 else ""
     notes = (f"{metric} on the test {examples}{unit}, after the last scored round", *notes)
     again = (KINDS[kind] for kind in shown)
     statistics = (level_words(metric) if column is MEAN else column.words for column in STATISTICS)
     columns = ("method", "round", *names, *statistics, *again, *COST)
-    return Table(title, columns, rows, (*notes, *_of_some(found), *_alike(found)))
+    return Table(title, columns, rows, (*notes, *_of_some(scored), *_alike(scored)))
 
 
-def _of_some(found: Sequence[_Scored]) -> Iterator[str]:
+def _of_some(runs: Sequence[RecordedRun]) -> Iterator[str]:
     """Notes on methods whose scores are not those of all clients."""
-    for method in found:
-        if method.row and (some := some_clients(method.row)):
-            yield f"{method.name}: scored are {some}"
+    for run in runs:
+        if some := some_clients(run.reported):
+            yield f"{run.method}: scored are {some}"
 
 
-def _alike(found: Sequence[_Scored]) -> Iterator[str]:
+def _alike(runs: Sequence[RecordedRun]) -> Iterator[str]:
     """A note where the methods differ by no more than what the adapters add to the score.
 
     Methods are compared by the models that they deploy; what adapters add was measured on the global ones.
     """
     scores, gains = [], []
-    for method in found:
-        deployed, score = final_scores(method.row)
-        without = (method.without or {}).get("adapters", {}).get("domains")
+    for run in runs:
+        deployed, score = final_scores(run.reported)
+        without = run.without.get("adapters")
         if deployed is not None and score is not None and without is not None:
             scores.append(100 * deployed)
             gains.append(100 * (score - without))
@@ -160,28 +129,20 @@ def _alike(found: Sequence[_Scored]) -> Iterator[str]:
         )
 
 
-def _read(folder: Path) -> _Scored:
-    run = RunTables(folder)
-    config = run.config
-    history = run.rounds
-    row = last_evaluated(history)
-    metric = metric_of(row) or ACCURACY
-    scores = scores_of(folder, row["round"]) if row else []
-    rounds = (history[-1]["round"] if history else 0, config["rounds"])
-    notes = [*privacy_notes(config, history), *fault_notes(history), *frozen_notes(config)]
-    notes = notes if row else [*unevaluated_note(config, len(history)), *notes]
-    if rounds[0] < rounds[1]:
-        notes = [f"{rounds[0]} of {rounds[1]} rounds are finished", *notes]
-    return _Scored(
-        name=config["algorithm"],
-        rounds=rounds,
-        row=row,
-        metric=metric,
-        scores=[score for score in scores if score["metric"] == metric],
-        notes=notes,
-        cost=_cost(history),
-        without=scores_without(folder, row),
-    )
+def _scores(run: RecordedRun) -> list[Mapping[str, Any]]:
+    """Rows of the table `clients` of the reported round, which has one, with the metric of the run."""
+    return [s for s in run.scores_at(run.reported["round"]) if s["metric"] == run.metric]
+
+
+def _notes(run: RecordedRun) -> Iterator[str]:
+    """Notes on rounds that are left, on missing clients, and on values that are not finite."""
+    if len(run.rounds) < run.planned:
+        yield f"{len(run.rounds)} of {run.planned} rounds are finished"
+    if not run.reported:
+        yield from unevaluated_note(run.config, len(run.rounds))
+    yield from privacy_notes(run.config, run.rounds)
+    yield from fault_notes(run.rounds)
+    yield from frozen_notes(run.config)
 
 
 def frozen_notes(config: Mapping[str, Any]) -> Iterator[str]:
@@ -198,32 +159,32 @@ def _cost(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return *steps, f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
 
 
-def _domains(method: _Scored) -> Iterator[tuple[str, str]]:
+def _domains(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Exchange and name of every scored domain, those that clients own first."""
     for exchange in ("report_domains", HELD_OUT):
-        for score in method.scores:
+        for score in _scores(run) if run.reported else ():
             if score["exchange"] == exchange:
                 yield exchange, score["client"]
 
 
 def _rows(
-    method: _Scored, domains: Sequence[tuple[str, str]], shown: Sequence[str]
+    run: RecordedRun, domains: Sequence[tuple[str, str]], shown: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
-    row = method.row
-    scored = {score["model"] for score in method.scores}
+    row, scores = run.reported, _scores(run) if run.reported else []
+    scored = {score["model"] for score in scores}
     for model in [model for model in MODELS if model in scored] or MODELS[:1]:
-        mine = [score for score in method.scores if score["model"] == model]
+        mine = [score for score in scores if score["model"] == model]
         values = {(score["exchange"], score["client"]): score["value"] for score in mine}
         cells = [percent(values[key]) if key in values else "" for key in domains]
         prefix = f"{model}_" if metric_of(row, f"{model}_") else ""  # none: the model that is deployed
-        keys = [column.name(method.metric, prefix) for column in STATISTICS]
+        keys = [column.name(run.metric, prefix) for column in STATISTICS]
         cells += [percent(row[key]) if key in row else "" for key in keys]
         worst = 2 + len(domains) + STATISTICS.index(WORST_DOMAIN)
-        label = f"{method.name}, {model} models" if model == "personal" else method.name
+        label = f"{run.method}, {model} models" if model == "personal" else run.method
         if model == "global" and prefix:
-            label = f"{method.name}, global model"
+            label = f"{run.method}, global model"
         full = [label, str(row.get("round", "")), *cells]
         if name := row.get(WORST_NAME.name(of=prefix)):
             full[worst] = f"{name} {full[worst]}"
-        without = {} if model == "personal" else method.without or {}
-        yield (*full, *(cell_without(without, kind) for kind in shown), *method.cost)
+        without = {} if model == "personal" else run.without_at(row) or {}
+        yield (*full, *(cell_without(without, kind) for kind in shown), *_cost(run.rounds))

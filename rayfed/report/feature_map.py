@@ -29,8 +29,8 @@ from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.record.atomic_files import write_parquet
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
-from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import Indices, ReopenedRun, evenly, reopen
 from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
@@ -72,11 +72,10 @@ def choose_images(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indice
     partition = run.setup.partition
     if not partition.held_out:
         domains = run.setup.dataset.domains
-        more = (
-            f"python -m rayfed.run --config {run.folder}/config.yaml data.held_out={domains[-1]} output=NEW"
-        )
+        folder = str(run.recorded.path)
+        more = f"python -m rayfed.run --config {folder}/config.yaml data.held_out={domains[-1]} output=NEW"
         raise ConfigError(
-            f"data.held_out: {str(run.folder)!r} has seen all domains; hold out one of {', '.join(domains)} "
+            f"data.held_out: {folder!r} has seen all domains; hold out one of {', '.join(domains)} "
             f"with {more}, or give one run of protocol=leave_one_out"
         )
     training = partition.domain_training()
@@ -97,7 +96,7 @@ def chosen_by_class(run: ReopenedRun, images: int) -> dict[str, tuple[bool, Indi
     every = np.concatenate([np.empty(0, dtype=np.int64), *tests.values()])
     present = np.unique(labels[every])[:MOST_CLASSES]
     if not len(present):
-        raise ConfigError(f"data.test: {str(run.folder)!r} has no test images; run with data.test=0.2")
+        raise ConfigError(f"data.test: {str(run.recorded.path)!r} has no test images; run with data.test=0.2")
     kept = [evenly(every[labels[every] == label], images // len(present)) for label in present]
     rows = {domain: np.intersect1d(own, np.concatenate(kept)) for domain, own in tests.items()}
     return {domain: (False, own) for domain, own in rows.items() if len(own)}
@@ -208,13 +207,13 @@ UNSEEN_MARK = " (unseen)"
 TITLE = "features of seen and of unseen domains"
 
 
-def feature_map(run: RunTables) -> style.Drawing | None:
+def feature_map(run: RecordedRun) -> style.Drawing | None:
     """Draw the table `features` of a run; None where there is none."""
     return panels([run]) if run.rows("features") else None
 
 
 @style.in_style
-def panels(runs: Sequence[RunTables]) -> style.Drawing:
+def panels(runs: Sequence[RecordedRun]) -> style.Drawing:
     """Draw one panel per run: seen and unseen domains, or, where no image is of an unseen domain, classes.
 
     A domain has the same colour in all figures of the run; unseen domains are diamonds with a black edge.
@@ -250,14 +249,14 @@ def separation(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"nearest neighbour of the same class: {100 * same_class_share(rows):.0f} %"
 
 
-def _domains(axis: Any, rows: Sequence[Mapping[str, Any]], first: RunTables) -> dict[str, Any]:
+def _domains(axis: Any, rows: Sequence[Mapping[str, Any]], first: RecordedRun) -> dict[str, Any]:
     """Draw the images by domain; entries of the legend by name."""
-    entries = {}
+    entries, looks = {}, style.looks(first.domains)
     for domain in dict.fromkeys(row["domain"] for row in sorted(rows, key=lambda row: row["unseen"])):
         own = [row for row in rows if row["domain"] == domain]
         x, y = ([row[key] for row in own] for key in ("x", "y"))
         unseen = own[0]["unseen"]
-        look = first.look(domain)
+        look = looks.get(domain, style.UNKNOWN)
         axis.scatter(x, y, color=look.colour, alpha=0.8, **(UNSEEN if unseen else SEEN))
         name = domain + (UNSEEN_MARK if unseen else "")
         entries[name] = style.line_of(look, name)
@@ -297,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with use_screen(screen_of()):
             for folder in args.runs:
                 say(f"{folder}: {separation(features(folder, args.images, args.by == 'class'))}")
-        drawing = panels([RunTables(run) for run in args.runs])
+        drawing = panels([RecordedRun(run) for run in args.runs])
         say(str(add_figure(args.runs[0], TITLE, drawing)))
 
     return run_guarded(work, args.debug, "the run itself is unchanged")

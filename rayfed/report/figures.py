@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.columns import level_words, metric_of, scale_of, share_of
+from rayfed.columns import (
+    BYTES_DOWN,
+    BYTES_UP,
+    DEPLOYED,
+    HELD_OUT,
+    MEAN,
+    SECONDS,
+    VALIDATED,
+    WORST_DOMAIN,
+    level_words,
+    metric_of,
+    scale_of,
+    share_of,
+)
 from rayfed.objective import METRICS
 from rayfed.record.readers import ROWS
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
 from rayfed.report.feature_map import TITLE as FEATURES
 from rayfed.report.feature_map import feature_map
-from rayfed.report.final_table import RunTables, in_words, span, unit_of
+from rayfed.report.final_table import in_words, span, unit_of
 from rayfed.report.landscape import TITLE as LANDSCAPE
 from rayfed.report.landscape import landscape
 from rayfed.report.method_figures import (
@@ -25,14 +40,13 @@ from rayfed.report.method_figures import (
     sample_map,
 )
 from rayfed.report.method_runs import MethodRuns, StudyRuns
-from rayfed.report.protocols import selected_row
 from rayfed.report.slopes import TITLE as SLOPES
 from rayfed.report.slopes import gap_slopes
 from rayfed.report.style import Drawing
 from rayfed.terminal.console import stage
 
-HELD_OUT = "report_held_out"
-BY_DOMAIN = ("report_domains", HELD_OUT)
+UNOWNED = "report_held_out"
+BY_DOMAIN = ("report_domains", UNOWNED)
 BY_CLIENT = "report_clients"
 MOST_CURVES = 15
 """Largest number of domains that get a colour each; more are drawn in grey, with their mean."""
@@ -43,7 +57,7 @@ Rows = Sequence[Mapping[str, Any]]
 Curve = list[tuple[int, float]]
 
 
-def _scores(run: RunTables, *exchanges: str) -> Rows:
+def _scores(run: RecordedRun, *exchanges: str) -> Rows:
     """Rows of these exchanges with a finite value."""
     return [r for r in run.rows("clients") if r["exchange"] in exchanges and r["value"] is not None]
 
@@ -53,7 +67,7 @@ def _metric(rows: Rows) -> str | None:
 
 
 @style.in_style
-def score_by_domain(run: RunTables) -> style.Drawing | None:
+def score_by_domain(run: RecordedRun) -> style.Drawing | None:
     """Metric and loss of every domain over the rounds, one row of panels a model.
 
     A band shows the smallest and the largest score of the clients of a domain, where these differ. None where
@@ -86,10 +100,10 @@ def score_by_domain(run: RunTables) -> style.Drawing | None:
     return style.Drawing(metric, figure)
 
 
-def _entries(run: RunTables, rows: Rows) -> list[Any]:
+def _entries(run: RecordedRun, rows: Rows) -> list[Any]:
     """Legend of the domains in these rows, in the order of the data set; held-out ones are dashed."""
-    held_out = {row["client"] for row in rows if row["exchange"] == HELD_OUT}
-    clients = _in_order(run, rows)
+    held_out = {row["client"] for row in rows if row["exchange"] == UNOWNED}
+    clients, known = run.order([row["client"] for row in rows]), _looks(run)
     if len(clients) > MOST_CURVES:
         mean = style.Look(style.PALETTE[0], "o", "-")
         return [
@@ -97,30 +111,29 @@ def _entries(run: RunTables, rows: Rows) -> list[Any]:
             style.line_of(style.UNKNOWN, f"each of {len(clients)} domains", marker=False),
         ]
     return [
-        style.line_of(run.look(d), d + (" (held out)" if d in held_out else ""), d in held_out)
-        for d in clients
+        style.line_of(known[d], d + (" (held out)" if d in held_out else ""), d in held_out) for d in clients
     ]
 
 
-def _in_order(run: RunTables, rows: Rows) -> list[str]:
-    clients = dict.fromkeys(row["client"] for row in rows)
-    return [d for d in run.domains if d in clients] + [d for d in clients if d not in run.domains]
+def _looks(run: RecordedRun) -> Mapping[str, style.Look]:
+    """The look of every domain; of one that the partition does not have, that of what is not known."""
+    return defaultdict(lambda: style.UNKNOWN, style.looks(run.domains))
 
 
-def _curves(run: RunTables, axis: Any, model: str, metric: str, rows: Rows) -> bool:
+def _curves(run: RecordedRun, axis: Any, model: str, metric: str, rows: Rows) -> bool:
     """Draw one panel; returns whether a band was drawn."""
-    scale = 1 if metric == "loss" else 100
+    scale, known = 1 if metric == "loss" else 100, _looks(run)
     curves: dict[tuple[str, bool], Curve] = {}
     for row in rows:
         if (row["model"], row["metric"]) == (model, metric):
-            key = (row["client"], row["exchange"] == HELD_OUT)
+            key = (row["client"], row["exchange"] == UNOWNED)
             curves.setdefault(key, []).append((row["round"], scale * row["value"]))
     if len(curves) > MOST_CURVES:
         _mean_of_many(axis, [points for (_, held_out), points in curves.items() if not held_out])
         return False
     banded = False
     for (domain, held_out), points in curves.items():
-        look = run.look(domain)
+        look = known[domain]
         line = "--" if held_out else look.line
         axis.plot(*zip(*points, strict=True), line, color=look.colour, marker=look.marker, label=domain)
         if band := [] if held_out else _extremes(run, model, metric, domain):
@@ -141,7 +154,7 @@ def _mean_of_many(axis: Any, curves: Sequence[Curve]) -> None:
     axis.plot(*zip(*means, strict=True), "-", marker="o", color=style.PALETTE[0])
 
 
-def _extremes(run: RunTables, model: str, metric: str, domain: str) -> list[tuple[int, float, float]]:
+def _extremes(run: RecordedRun, model: str, metric: str, domain: str) -> list[tuple[int, float, float]]:
     """Round, lowest and highest score of the clients of a domain; empty where they never differ."""
     values: dict[int, list[float]] = {}
     for row in _scores(run, BY_CLIENT):
@@ -152,7 +165,7 @@ def _extremes(run: RunTables, model: str, metric: str, domain: str) -> list[tupl
 
 
 @style.in_style
-def score_by_client(run: RunTables) -> style.Drawing | None:
+def score_by_client(run: RecordedRun) -> style.Drawing | None:
     """Metric of every client after the last evaluated round, in ascending order; one panel a model."""
     rows = _scores(run, BY_CLIENT)
     metric = _metric(rows)
@@ -160,12 +173,12 @@ def score_by_client(run: RunTables) -> style.Drawing | None:
         return None
     last = max(row["round"] for row in rows)
     now = [row for row in rows if row["round"] == last and row["metric"] == metric]
-    models = list(dict.fromkeys(row["model"] for row in now))
+    models, known = list(dict.fromkeys(row["model"] for row in now)), _looks(run)
     figure, axes = style.canvas(1, len(models), (2.4 + 3.6 * len(models), 3.4), sharey=True)
     for axis, model in zip(axes[0], models, strict=True):
         own = sorted((row for row in now if row["model"] == model), key=lambda row: row["value"])
         values = [share_of(metric) * row["value"] for row in own]
-        colours = [run.look(run.owners.get(row["client"], "")).colour for row in own]
+        colours = [known[run.owners.get(row["client"], "")].colour for row in own]
         axis.bar(range(1, len(own) + 1), values, color=colours, width=0.8)
         mean = sum(values) / len(values)
         axis.axhline(mean, color="black", linewidth=1, linestyle="--")
@@ -182,8 +195,8 @@ def score_by_client(run: RunTables) -> style.Drawing | None:
             style.whole_numbers(axis.xaxis)
             axis.set_xlabel("clients, from the lowest to the highest score")
     style.heading(figure, *run.title(f"Test {metric} of every client", f"round {last}"))
-    known = dict.fromkeys(run.owners.get(row["client"], "") for row in now)
-    style.legend(figure, [style.point_of(look, d) for d, look in run.domains.items() if d in known])
+    owners = {run.owners.get(row["client"], "") for row in now}
+    style.legend(figure, [style.point_of(known[d], d) for d in run.domains if d in owners])
     return style.Drawing("clients", figure)
 
 
@@ -191,13 +204,13 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 @style.in_style
-def score_by_cost(run: RunTables) -> style.Drawing | None:
+def score_by_cost(run: RecordedRun) -> style.Drawing | None:
     """Metric of the deployed models over the traffic and over the seconds of all rounds so far."""
     return _over(run, _costs(run.rounds), "cost", "traffic and time")
 
 
 @style.in_style
-def time_to_accuracy(run: RunTables) -> style.Drawing | None:
+def time_to_accuracy(run: RecordedRun) -> style.Drawing | None:
     """Metric of the deployed models over virtual time; None without a virtual clock."""
     if not any("virtual_time" in row for row in run.rounds):
         return None
@@ -210,8 +223,8 @@ def _costs(rounds: Rows) -> dict[str, list[float]]:
     totals = {"bytes": 0.0, "time": 0.0}
     sums: dict[str, list[float]] = {name: [] for name in totals}
     for row in rounds:
-        totals["bytes"] += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        totals["time"] += row.get("seconds", 0.0)
+        totals["bytes"] += BYTES_UP.total([row]) + BYTES_DOWN.total([row])
+        totals["time"] += SECONDS.total([row])
         for name, total in totals.items():
             sums[name].append(total)
     costs = {}
@@ -223,15 +236,15 @@ def _costs(rounds: Rows) -> dict[str, list[float]]:
     return costs
 
 
-def _over(run: RunTables, costs: Mapping[str, list[float]], name: str, what: str) -> style.Drawing | None:
+def _over(run: RecordedRun, costs: Mapping[str, list[float]], name: str, what: str) -> style.Drawing | None:
     metric = next((found for row in run.rounds if (found := metric_of(row))), None)
-    worst = f"worst_domain_{metric}"
+    worst = WORST_DOMAIN.name(metric or "")
     shown = [i for i, row in enumerate(run.rounds) if metric and row.get(metric) is not None]
     if metric is None or not shown or not costs:
         return None
     figure, axes = style.canvas(1, len(costs), (1.6 + 3.4 * len(costs), 3.2), sharey=True)
     curves = style.looks((metric, worst))
-    labels = {metric: level_words(metric), worst: "worst domain"}
+    labels = {metric: level_words(metric), worst: WORST_DOMAIN.words}
     for axis, (label, values) in zip(axes[0], costs.items(), strict=True):
         for key, look in curves.items():
             points = [
@@ -269,13 +282,13 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
     Returns:
         None where no run has a score.
     """
-    runs = {name: [RunTables(folder) for folder in folders] for name, folders in methods.items()}
+    runs = {name: [RecordedRun(folder) for folder in folders] for name, folders in methods.items()}
     every = [row for of in runs.values() for run in of for row in run.rounds]
     metric = next((found for row in every if (found := metric_of(row))), None)
     numbers = [row["round"] for row in every if metric and row.get(metric) is not None]
     if metric is None or not numbers:
         return None
-    panels = {metric: level_words(metric), f"worst_domain_{metric}": "worst domain"}
+    panels = {metric: level_words(metric), WORST_DOMAIN.name(metric): WORST_DOMAIN.words}
     figure, axes = style.canvas(1, len(panels), (2.0 + 3.4 * len(panels), 3.4), sharey=True)
     known = style.looks(runs)
     for axis, (key, title) in zip(axes[0], panels.items(), strict=True):
@@ -301,7 +314,7 @@ def compare_runs(methods: Mapping[str, Sequence[Path]]) -> style.Drawing | None:
     return style.Drawing("comparison", figure)
 
 
-def _points(runs: Sequence[RunTables], key: str) -> Points:
+def _points(runs: Sequence[RecordedRun], key: str) -> Points:
     """Percentages of all seeds by round, for the rounds that every seed has."""
     of_seed = [
         {r["round"]: scale_of(key) * r[key] for r in run.rounds if r.get(key) is not None} for run in runs
@@ -310,17 +323,17 @@ def _points(runs: Sequence[RunTables], key: str) -> Points:
     return {number: [seed[number] for seed in of_seed] for number in sorted(common)}
 
 
-PANELS = {"held_out_": "the held-out domain", "": "the clients' own domains"}
+PANELS = {HELD_OUT: "the held-out domain", DEPLOYED: "the clients' own domains"}
 """Prefix of the columns of a round's row, with the title of the panel."""
 
-Folds = Mapping[str, RunTables]
+Folds = Mapping[str, RecordedRun]
 
 
 def _folds(runs: MethodRuns) -> Folds:
     """The folds of the first method with a scored round, by held-out domain, in the order of the data set."""
-    first = [(part, RunTables(path)) for part, method, path in runs.each() if method == runs.methods[0]]
-    folds = {part: run for part, run in first if any(metric_of(row, "val_") for row in run.rounds)}
-    order = list(next(iter(folds.values())).domains) if folds else []
+    first = [(part, run) for part, method, run in runs.recorded("validation") if method == runs.methods[0]]
+    folds = {part: run for part, run in first if any(metric_of(row, VALIDATED) for row in run.rounds)}
+    order = next(iter(folds.values())).domains if folds else []
     return {name: folds[name] for name in sorted(folds, key=order.index)}
 
 
@@ -362,7 +375,7 @@ def score_by_fold_and_round(runs: MethodRuns) -> style.Drawing | None:
     if not folds:
         return None
     metric = _shared_metric(folds)
-    key = f"held_out_{metric}"
+    key = MEAN.name(metric, HELD_OUT)
     curves = {
         name: {row["round"]: scale_of(key) * row[key] for row in fold.rounds if row.get(key) is not None}
         for name, fold in folds.items()
@@ -370,7 +383,7 @@ def score_by_fold_and_round(runs: MethodRuns) -> style.Drawing | None:
     numbers = sorted({number for points in curves.values() for number in points})
     figure, axes = style.canvas(1, 1, (6.4, 3.4))
     axis = axes[0, 0]
-    known = next(iter(folds.values())).domains
+    known = _looks(next(iter(folds.values())))
     for name, points in curves.items():
         look = known[name]
         axis.plot(list(points), list(points.values()), look.line, color=look.colour, marker=look.marker)
@@ -396,24 +409,24 @@ def _about(runs: MethodRuns) -> Sequence[str]:
 
 def _shared_metric(folds: Folds) -> str:
     rows: list[dict[str, Any]] = [row for fold in folds.values() for row in fold.rounds]
-    return next(metric for row in rows if (metric := metric_of(row, "val_")))
+    return next(metric for row in rows if (metric := metric_of(row, VALIDATED)))
 
 
-def _methods(runs: MethodRuns, folds: Folds) -> dict[str, list[RunTables]]:
+def _methods(runs: MethodRuns, folds: Folds) -> dict[str, list[RecordedRun]]:
     """The runs of every method that has all folds, in the order of the folds."""
     return {
-        method: [RunTables(runs.folders[method, fold]) for fold in folds]
+        method: [RecordedRun(runs.folders[method, fold], "validation") for fold in folds]
         for method in runs.methods
         if all((method, fold) in runs.folders for fold in folds)
     }
 
 
-def _selected_scores(runs: Sequence[RunTables], key: str) -> list[float]:
-    """Percentages in the selected rounds; 0 where a run has no finite score."""
-    return [scale_of(key) * (selected_row(run.rounds).get(key) or 0.0) for run in runs]
+def _selected_scores(runs: Sequence[RecordedRun], key: str) -> list[float]:
+    """Percentages in the rounds that validation selects; 0 where a run has no finite score."""
+    return [scale_of(key) * (run.reported.get(key) or 0.0) for run in runs]
 
 
-FIGURES: Mapping[str, Callable[[RunTables], Drawing | None]] = {
+FIGURES: Mapping[str, Callable[[RecordedRun], Drawing | None]] = {
     "labels and domains of the clients": partition_map,
     "score by domain": score_by_domain,
     "score by client": score_by_client,
@@ -442,12 +455,11 @@ OF_METHODS: Mapping[str, Callable[[MethodRuns], Drawing | None]] = {"methods tha
 """Figures of compared methods without a protocol."""
 
 
-def draw_figures(folder: Path) -> dict[str, Path]:
+def draw_figures(run: RecordedRun) -> dict[str, Path]:
     """Draw all figures for which a run has tables; returns the files by title."""
     stage("drawing the figures")
-    run = RunTables(folder)
     drawn = {title: figure(run) for title, figure in FIGURES.items()}
-    return {title: drawing.save(folder) for title, drawing in drawn.items() if drawing}
+    return {title: drawing.save(run.path) for title, drawing in drawn.items() if drawing}
 
 
 def draw_study_figures(folder: Path, study: StudyRuns) -> dict[str, Path]:

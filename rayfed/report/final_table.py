@@ -1,14 +1,13 @@
-"""The tables of a run, read from its folder: its final table, and the data of its figures."""
+"""The final table of a run, and the notes below it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfed.columns import (
     ACCURACY,
@@ -36,137 +35,12 @@ from rayfed.columns import (
 from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.federation.privacy_accountant import AUTO_DELTA
-from rayfed.objective import SEGMENTATION, LanguageModeling
-from rayfed.record.history import History
-from rayfed.record.readers import (
-    OWN_TENSORS,
-    WITHOUT,
-    read_footer,
-    read_json,
-    read_parquet,
-    read_rows,
-    read_table,
-    read_yaml,
-    rows_so_far,
-)
-from rayfed.report.style import UNKNOWN, Look, looks
+from rayfed.objective import LanguageModeling
+from rayfed.record.recorded_run import MODELS, NO_CLIENT, NOBODY, RecordedRun
 from rayfed.terminal.table_formats import Table
-from rayfed.user_files import parse_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-NO_CLIENT = "held_out"
-"""Split of the examples of domains without clients."""
-
-
-class RunTables:
-    """The folder of a run, each file of which is read at most once.
-
-    Args:
-        path: The folder.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._tables: dict[str, Sequence[Mapping[str, Any]]] = {}
-
-    def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Rows of a table; none where the run has no such table."""
-        if name not in self._tables:
-            self._tables[name] = read_table(self.path, name)
-        return self._tables[name]
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        path = self.path / "config.yaml"
-        return read_yaml(path) if path.exists() else {}
-
-    @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        """The row of every round; none before the first."""
-        return rows_so_far(self.path)
-
-    @cached_property
-    def manifest(self) -> pa.Table | None:
-        """Columns label, domain, client, split, index of `partition.parquet`."""
-        path = self.path / "partition.parquet"
-        columns = ["label", "domain", "client", "split", "index"]
-        return read_parquet(path, columns) if path.exists() else None
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """The file environment.json; empty where there is none."""
-        path = self.path / "environment.json"
-        return read_json(path, dict) if path.exists() else {}
-
-    @cached_property
-    def segmentation(self) -> bool:
-        return self.environment.get("task") == SEGMENTATION
-
-    @cached_property
-    def own_tensors(self) -> tuple[int, int]:
-        """Numbers of clients that kept tensors in the run whose model was scored, and of scored clients."""
-        counts = self.environment.get(OWN_TENSORS)
-        return (counts["kept"], counts["clients"]) if counts else (0, 0)
-
-    @cached_property
-    def owners(self) -> dict[str, str]:
-        """Domain of every client, in the order of the manifest."""
-        if self.manifest is None:
-            return {}
-        pairs = self.manifest.group_by(["client", "domain"], use_threads=False).aggregate([]).to_pylist()
-        return {pair["client"]: pair["domain"] for pair in pairs if pair["client"]}
-
-    @cached_property
-    def held_out(self) -> list[str]:
-        """Domains of which no client has an image, in the order of the data set."""
-        if self.manifest is None:
-            return []
-        pairs = self.manifest.group_by(["domain", "split"], use_threads=False).aggregate([]).to_pylist()
-        names = {pair["domain"] for pair in pairs if pair["split"] == NO_CLIENT}
-        return [name for name in self.domains if name in names]
-
-    @cached_property
-    def domains(self) -> dict[str, Look]:
-        """The look of every domain, in the order of the data set."""
-        return {} if self.manifest is None else looks(domain_order(self.manifest))
-
-    def look(self, domain: str) -> Look:
-        return self.domains.get(domain, UNKNOWN)
-
-    @cached_property
-    def name(self) -> str:
-        """Method, data and seed, for example `fedgcr on digits-five-mini, seed 0`."""
-        if not self.config:
-            return self.path.name
-        return f"{self.config['algorithm']} on {self.config['data']['name']}, seed {self.config['seed']}"
-
-    def title(self, what: str, when: str = "") -> tuple[str, str]:
-        """The two lines of a title: what is shown; then method, data, seed and round."""
-        return what, self.name + (f", {when}" if when else "")
-
 
 KINDS = {"adapters": "without_adapters", "head": "without_head"}
 """Kinds of trained tensors that are put back after the last round, with the columns of the scores."""
-
-
-def scores_without(folder: Path, row: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]] | None:
-    """Scores of the final model with the tensors of each kind put back to their start values.
-
-    Args:
-        folder: Folder of a run.
-        row: The row of the round that is reported.
-
-    Returns:
-        By kind, `clients`, `domains` and `by_domain` (`rayfed.engine.loop.score_without`); None where the
-        model was not scored in this way, or the round is not the last one.
-    """
-    path = folder / WITHOUT
-    if not row or not path.exists() or row["round"] != rows_so_far(folder)[-1]["round"]:
-        return None
-    return {kind: found for kind, found in read_json(path, dict).items() if kind in KINDS}
 
 
 def final_scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -206,12 +80,12 @@ LAST_ROUND = "scored: the last evaluated round"
 
 
 def head_notes(
-    runs: Iterable[RunTables], rule: str = LAST_ROUND, names: Mapping[Path, str] | None = None
+    runs: Iterable[RecordedRun], rule: str = LAST_ROUND, names: Mapping[Path, str] | None = None
 ) -> tuple[str, ...]:
     """A note on the heads of the models of a table, and on the round and the split that it reports.
 
     Args:
-        runs: The runs of the table; those of earlier versions do not say what their heads were.
+        runs: The runs of the table.
         rule: The rule of the reported round; empty: another note says it.
         names: What a run is called, by its folder; None: by its algorithm.
     """
@@ -219,7 +93,7 @@ def head_notes(
     splits: dict[str, None] = {}
     for run in runs:
         if head := run.environment.get("head"):
-            name = str(run.config["algorithm"]) if names is None else names[run.path]
+            name = run.method if names is None else names[run.path]
             methods.setdefault(head, {})[name] = None
         if split := run.environment.get("test_split"):
             splits[split] = None
@@ -231,15 +105,9 @@ def head_notes(
     return (note,) if heads_text else ()
 
 
-def cut_notes(runs: Iterable[RunTables]) -> tuple[str, ...]:
+def cut_notes(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
     """Notes on texts that were too long for the models of a table; none where all are whole."""
     return tuple(dict.fromkeys(found for run in runs if (found := run.environment.get("texts_cut"))))
-
-
-def domain_order(manifest: pa.Table) -> list[str]:
-    """Domains of a manifest in the order of the data set, whose samples are stored domain by domain."""
-    first = manifest.group_by("domain", use_threads=False).aggregate([("index", "min")]).to_pylist()
-    return [row["domain"] for row in sorted(first, key=lambda row: row["index_min"])]
 
 
 def span(numbers: Sequence[int]) -> str:
@@ -265,24 +133,16 @@ def privacy_notes(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]
     if not history or (epsilon := history[-1].get("epsilon")) is None:
         return
     section = config["privacy"]
-    delta = history[-1].get("delta")  # earlier versions did not write it
+    delta = history[-1]["delta"]
     auto = (
         f" (privacy.delta=auto: {AUTO_DELTA[section['noise_at']]})" if section.get("delta") == "auto" else ""
     )
-    at = f" at delta {delta:.3g}{auto}" if delta is not None else ""
+    at = f"at delta {delta:.3g}{auto} after round {history[-1]['round']}"
     yield (
-        f"differential privacy of clients: epsilon {epsilon:.3g}{at} after round {history[-1]['round']}; "
+        f"differential privacy of clients: epsilon {epsilon:.3g} {at}; "
         f"{WHERE[section['noise_at']]}; counted by {section['accountant']}; of this run alone, "
         f"and only towards those who do not know its seed: the noise is drawn from it"
     )
-
-
-NOBODY: Mapping[str, int] = {}
-
-
-def last_evaluated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last row with scores; empty where no round was evaluated."""
-    return next((row for row in reversed(rows) if metric_of(row) or row.get("clients_scored")), {})
 
 
 DOMAINS = {"report_domains": "", "report_held_out": " (held out)"}
@@ -297,12 +157,11 @@ def _class_notes(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}over all test texts: macro F1 {percent(f1)} %, MCC {mcc:.3f}"
 
 
-def _losses(folder: Path, row: Mapping[str, Any]) -> dict[tuple[str, str], float | None]:
-    """Mean loss by model and domain in the round of a row."""
-    now = scores_of(folder, row["round"])
+def _losses(run: RecordedRun) -> dict[tuple[str, str], float | None]:
+    """Mean loss by model and domain in the reported round."""
     return {
         (s["model"], s["client"]): s["value"]
-        for s in now
+        for s in run.scores_at(run.reported["round"])
         if s["metric"] == "loss" and s["exchange"] in DOMAINS
     }
 
@@ -311,19 +170,15 @@ def _perplexity_of(loss: float | None) -> str:
     return "" if loss is None else f"{perplexity(loss):.1f}"
 
 
-def final_table(folder: Path) -> Table:
+def final_table(run: RecordedRun) -> Table:
     """Scores of the global and personal models by domain, with statistics over domains and clients as notes.
 
     With `evaluation.table: clients`, the table has one row per model with statistics over clients instead.
     """
-    run = RunTables(folder)
-    config = run.config
-    history = read_rows(folder)
-    row = last_evaluated(history)
-    metric = metric_of(row) or ACCURACY
-    now = [s for s in scores_of(folder, row["round"]) if s["metric"] == metric] if row else []
-    title = f"{config['algorithm']} on {config['data']['name']}, {config['model']['name']}, "
-    title += f"{config['tuning']['name']}, seed {config['seed']}, "
+    config, history, row, metric = run.config, run.rounds, run.reported, run.metric
+    now = [s for s in run.scores_at(row["round"]) if s["metric"] == metric] if row else []
+    title = f"{run.method} on {run.data}, {config['model']['name']}, "
+    title += f"{config['tuning']['name']}, seed {run.seed}, "
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     by_clients = config["evaluation"].get("table") == "clients"
@@ -332,19 +187,20 @@ def final_table(folder: Path) -> Table:
         *cut_notes([run]),
         *head_notes([run], "" if others else LAST_ROUND),  # they say which round is reported
         *own_tensors([config]),
-        *notes_without(folder, row),
+        *notes_without(run),
         *cost_notes(history),
     )
     about = about if row else (*unevaluated_note(config, len(history)), *about)
     after = (*about, *privacy_notes(config, history), *fault_notes(history))
     if by_clients:
-        tests = test_counts(folder)
-        table = client_table(title, config["algorithm"], metric, now, tests, drawn_clients(folder))
+        held = run.partition_rows("client", "split")
+        tests = Counter(row["client"] for row in held if row["split"] == "test")
+        table = client_table(title, run.method, metric, now, tests, run.drawn_clients)
         return replace(table, notes=(*sample_note(config, now), *_unseen_notes(row), *after))
-    without = scores_without(folder, row) or {}
+    without = run.without_at(row) or {}
     shown = [kind for kind in KINDS if without]
-    what = _examples(folder)
-    counts = _counts(folder)
+    what = run.examples
+    counts = _counts(run)
     rows = []
     columns = (
         "domain",
@@ -354,7 +210,7 @@ def final_table(folder: Path) -> Table:
         *(f"{m} {metric}{unit_of(metric)}" for m in models),
     )
     columns += tuple(KINDS[kind] for kind in shown)
-    losses = _losses(folder, row) if metric == LanguageModeling.metric and row else {}
+    losses = _losses(run) if metric == LanguageModeling.metric and row else {}
     columns += tuple(f"{m} {PERPLEXITY}" for m in models if losses)
     for kind, suffix in DOMAINS.items():
         of_kind = [s for s in now if s["exchange"] == kind]
@@ -374,7 +230,7 @@ def cell_without(
     """Score of the final model without the tensors of a kind, as text; empty where there is none.
 
     Args:
-        without: The scores by kind, of `scores_without`.
+        without: The scores by kind, of `RecordedRun.without_at`.
         kind: The kind.
         domain: A domain; None: the mean over domains.
         metric: The metric of the scores.
@@ -384,11 +240,10 @@ def cell_without(
     return percent(scores[domain], metric) if kind in without and domain in scores else ""
 
 
-def notes_without(folder: Path, row: Mapping[str, Any]) -> Iterator[str]:
+def notes_without(run: RecordedRun) -> Iterator[str]:
     """A note on the scores of the final model with some trained tensors put back to their start values."""
-    without = scores_without(folder, row)
+    without, metric = run.without_at(run.reported), run.metric
     if without:
-        metric = metric_of(row) or ACCURACY
         means = (f"{KINDS[kind]} {percent(found['domains'], metric)}" for kind, found in without.items())
         yield f"global model with tensors at their start values, mean over domains: {', '.join(means)}"
     elif without is not None:
@@ -410,14 +265,6 @@ def unevaluated_note(config: Mapping[str, Any], finished: int) -> Iterator[str]:
         f"nothing was evaluated ({what}): run again with evaluation.every=1, which scores the model after "
         f"every round"
     )
-
-
-def scores_of(folder: Path, round: int) -> list[dict[str, Any]]:
-    """Rows of clients.parquet of one round; for a run that is not finished, from its history."""
-    file = folder / "clients.parquet"
-    every = read_parquet(file).to_pylist() if file.exists() else []
-    now = [score for score in every if score["round"] == round]
-    return now or (History(folder).entry(round) or {"tables": {}})["tables"].get("clients", [])
 
 
 def _notes(row: dict[str, Any]) -> list[str]:
@@ -633,40 +480,16 @@ def _is_score(score: Mapping[str, Any], exchange: str, model: str) -> bool:
     return score["exchange"] == exchange and score["model"] == model and score["value"] is not None
 
 
-MODELS = ("global", "personal")
-
-
-def test_counts(folder: Path) -> dict[str, int]:
-    """Number of test examples of each client that has some, from the manifest."""
-    manifest = read_parquet(folder / "partition.parquet", ["client", "split"]).to_pylist()
-    return dict(Counter(row["client"] for row in manifest if row["split"] == "test"))
-
-
-def drawn_clients(folder: Path) -> Mapping[str, int]:
-    """Number of clients of each domain of a virtual population, from the manifest; else empty."""
-    path = folder / "partition.parquet"
-    about = (read_footer(path).metadata or {}) if path.exists() else {}
-    found: Mapping[str, int] = parse_json(about.get(b"rayfed", b"{}")).get("population", NOBODY)
-    return found
-
-
-def _examples(folder: Path) -> str:
-    """Word for the examples of the data set."""
-    path = folder / "environment.json"
-    return str(read_json(path, dict).get("examples", "images")) if path.exists() else "images"
-
-
-def _counts(folder: Path) -> dict[str, tuple[str, str, str]]:
-    """Numbers of clients, training and test examples of each domain, as text, from the manifest."""
-    manifest = read_parquet(folder / "partition.parquet", ["domain", "client", "split"]).to_pylist()
-    drawn = drawn_clients(folder)
+def _counts(run: RecordedRun) -> dict[str, tuple[str, str, str]]:
+    """Numbers of clients, training and test examples of each domain, as text, from the partition."""
     counts: dict[str, tuple[set[str], list[int]]] = {}
-    for row in manifest:
+    for row in run.partition_rows("domain", "client", "split"):
         clients, images = counts.setdefault(row["domain"], (set(), [0, 0]))
         if row["client"]:
             clients.add(row["client"])
         images[0] += row["split"] == "train"
-        images[1] += row["split"] in ("test", "held_out")
+        images[1] += row["split"] in ("test", NO_CLIENT)
+    drawn = run.drawn_clients
     return {d: (str(len(c) or drawn.get(d) or ""), str(n[0]), str(n[1])) for d, (c, n) in counts.items()}
 
 

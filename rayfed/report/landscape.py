@@ -30,9 +30,8 @@ from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import Cohort, Ledger
 from rayfed.federation.params import subtract
 from rayfed.record.atomic_files import write_parquet
-from rayfed.record.readers import read_table
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
-from rayfed.report.final_table import RunTables
 from rayfed.report.reopen import ReopenedRun, evenly, reopen
 from rayfed.report.report_md import add_figure
 from rayfed.terminal.arguments import parser_of
@@ -153,7 +152,7 @@ def trained_once_more(run: ReopenedRun, cohort: Cohort) -> tuple[list[str], list
     task = partial(fit, local=experiment.local)
     updates = cohort.run(task, experiment.server.send(state, cohort), tag="fit")
     models = [{**state.params, **update.params} for update in updates]
-    weights = last_weights(read_table(run.folder, "aggregation"))
+    weights = last_weights(run.recorded.rows("aggregation"))
     shares = [weights.get(u.client, 0.0) for u in updates]
     if not sum(shares):
         shares = [float(u.num_examples) for u in updates]
@@ -231,7 +230,7 @@ TITLE = "loss around the global model and the clients' models"
 
 
 @style.in_style
-def landscape(run: RunTables) -> style.Drawing | None:
+def landscape(run: RecordedRun) -> style.Drawing | None:
     """Draw the table `landscape` of a run; None where there is none."""
     rows = run.rows("landscape")
     if not rows:
@@ -240,9 +239,9 @@ def landscape(run: RunTables) -> style.Drawing | None:
     axis = axes[0, 0]
     xs, ys, z = surface(rows)
     figure.colorbar(axis.contourf(xs, ys, z, levels=20, cmap="viridis"), ax=axis, label="loss")
-    clients = [row for row in rows if row["kind"] == "client"]
+    clients, looks = [row for row in rows if row["kind"] == "client"], style.looks(run.domains)
     for row in clients:
-        look = run.look(run.owners.get(row["client"], ""))
+        look = looks.get(run.owners.get(row["client"], ""), style.UNKNOWN)
         place = {"marker": look.marker, "markersize": 7, "markeredgecolor": "white", "linestyle": ""}
         axis.plot(row["x"], row["y"], color=look.colour, **place)
     (centre,) = axis.plot(
@@ -253,7 +252,7 @@ def landscape(run: RunTables) -> style.Drawing | None:
     share = f"{100 * rows[0]['share']:.0f} % of the clients' squared distances from it lie in this plane"
     style.heading(figure, *run.title(f"{_whose_loss(run)} around the global model", f"round {last}"), share)
     known = {run.owners.get(row["client"]) for row in clients}
-    own = [style.line_of(look, f"client of {d}") for d, look in run.domains.items() if d in known]
+    own = [style.line_of(look, f"client of {d}") for d, look in looks.items() if d in known]
     for entry in own:
         entry.set_linestyle("")
     style.legend(figure, [centre, *own])
@@ -263,7 +262,7 @@ def landscape(run: RunTables) -> style.Drawing | None:
     return style.Drawing("landscape", figure)
 
 
-def _whose_loss(run: RunTables) -> str:
+def _whose_loss(run: RecordedRun) -> str:
     """The measured loss and its data, in words, as `rayfed.report.landscape` measures it."""
     if run.held_out:
         return f"Loss on the unseen domain {', '.join(run.held_out)}"
@@ -290,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("--points: at least 2, --images: at least 1")
         with use_screen(screen_of()):
             survey(args.run, args.points, args.images)
-        if drawing := landscape(RunTables(args.run)):
+        if drawing := landscape(RecordedRun(args.run)):
             say(str(add_figure(args.run, TITLE, drawing)))
 
     return run_guarded(work, args.debug, "the run itself is unchanged")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.record.folder import how_to_go_on
-from rayfed.record.readers import read_json, read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
-from rayfed.report.final_table import RunTables
-from rayfed.report.protocols import MEASURES, scores, selected_row
+from rayfed.report.protocols import MEASURES, scores
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
 from rayfed.terminal.exit_code import run_guarded
@@ -46,28 +45,24 @@ def measures_of(folder: Path) -> dict[str, float]:
         ConfigError: The folder is not that of a finished run.
     """
     folds = sorted(path.parent for path in folder.glob("*/partition.parquet"))
-    folds = [fold for fold in folds if fold.name in RunTables(fold).held_out]
+    folds = [fold for fold in folds if fold.name in RecordedRun(fold).held_out]
     if not folds:
         check_run_folder(folder)
     numbers: dict[str, list[float]] = {}
     for run in folds or [folder]:
         if not (run / "clients.parquet").exists():
             raise ConfigError(f"{str(run)!r} is not the folder of a finished run; {how_to_go_on(run)}")
-        for name, value in _scores(RunTables(run)).items():
+        recorded = RecordedRun(run, "validation")
+        for name, value in _scores(recorded).items():
             numbers.setdefault(name, []).append(value)
-        trained = read_json(run / "environment.json", dict)["numbers_trained"]
-        numbers.setdefault(PARAMETERS, []).append(float(trained))
+        numbers.setdefault(PARAMETERS, []).append(float(recorded.fact("numbers_trained")))
     return {name: sum(values) / len(values) for name, values in numbers.items()}
 
 
-def _scores(run: RunTables) -> dict[str, float]:
-    """Scores of one run in its selected and its last round, in percent, by name of MEASURES."""
-    rows = read_rows(run.path)
-    ties = run.config.get("evaluation", {}).get("ties", "first")
-    validated = any(name.startswith("val_") for row in rows for name in row)
-    chosen = selected_row(rows, ties) if validated else rows[-1]
-    best = scores(run.path, chosen["round"])[1]
-    last = {f"last_{name}": value for name, value in scores(run.path, rows[-1]["round"])[1].items()}
+def _scores(run: RecordedRun) -> dict[str, float]:
+    """Scores of one run in its selected and its last evaluated round, in percent, by name of MEASURES."""
+    best = scores(run, run.reported)[1]
+    last = {f"last_{name}": value for name, value in scores(run, run.reported_by("last"))[1].items()}
     return {name: 100 * value for name, value in {**best, **last}.items() if name in MEASURES}
 
 
@@ -128,7 +123,7 @@ def over_parameters(
     points: dict[str, dict[str, list[tuple[float, float]]]] = {measure: {} for measure in show}
     for folder in folders.values():
         own = measures_of(folder)
-        algorithm = str(RunTables(folder).config["algorithm"])
+        algorithm = RecordedRun(folder).method
         for measure in show:
             _check(folder, own, measure)
             points[measure].setdefault(algorithm, []).append((own[PARAMETERS], own[measure]))
@@ -147,7 +142,8 @@ def over_rounds(
         raise ConfigError(f"--show: {','.join(show)} cannot be drawn over the rounds; choose loss")
     points = {}
     for name, folder in folders.items():
-        pairs = [(row["round"], row["loss"]) for row in read_rows(folder) if row.get("loss") is not None]
+        rows = RecordedRun(folder).rounds
+        pairs = [(row["round"], row["loss"]) for row in rows if row.get("loss") is not None]
         if not pairs:
             raise ConfigError(f"--show: loss is not in the rounds of {str(folder)!r}; set evaluation.every=1")
         points[name] = pairs

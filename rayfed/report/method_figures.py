@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayfed.record.readers import read_table
+from rayfed.record.recorded_run import RecordedRun, domain_order
 from rayfed.report import style
-from rayfed.report.final_table import RunTables, domain_order, span
-from rayfed.user_files import parse_json
+from rayfed.report.final_table import span
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +23,7 @@ MOST_LABELS = 6
 
 
 @style.in_style
-def aggregation_weights(run: RunTables) -> style.Drawing | None:
+def aggregation_weights(run: RecordedRun) -> style.Drawing | None:
     """Weight of every client over the rounds: one panel a domain, the clients named at the curves."""
     rows = [row for row in run.rows("aggregation") if row["weight"] is not None]
     if not rows:
@@ -36,7 +34,7 @@ def aggregation_weights(run: RunTables) -> style.Drawing | None:
         points = curves.setdefault(domain, {}).setdefault(row["client"], [])
         points.append((row["round"], row["weight"]))
     numbers = [row["round"] for row in rows]
-    order = [d for d in run.domains if d in curves] + [d for d in curves if d not in run.domains]
+    order, known = run.order(list(curves)), style.looks(run.domains)
     shown = order[:MOST_GROUP_PANELS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
@@ -48,7 +46,7 @@ def aggregation_weights(run: RunTables) -> style.Drawing | None:
         style.rounds_axis(axis, min(numbers), max(numbers))
         axis.set(ylabel="weight" if axis in axes[:, 0] else "", ylim=(0, top), title=domain)
         axis.grid(axis="y", alpha=0.3)
-        _weights_of(axis, curves[domain], run.look(domain))
+        _weights_of(axis, curves[domain], known.get(domain, style.UNKNOWN))
     what = "Aggregation weights of the clients, by domain"
     what += f"; the first {len(shown)} of {len(order)} domains" if len(order) > len(shown) else ""
     style.heading(figure, *run.title(what, span(numbers)))
@@ -69,16 +67,17 @@ def _weights_of(axis: Any, clients: Mapping[str, Sequence[tuple[int, float]]], l
 
 
 @style.in_style
-def cluster_flow(run: RunTables) -> style.Drawing | None:
+def cluster_flow(run: RecordedRun) -> style.Drawing | None:
     """Group of each client over the rounds: a band a group, with groups matched between rounds."""
     rows = run.rows("clusters")
     if not rows:
         return None
     groups = matched_groups(rows)
     clients = list(dict.fromkeys(row["client"] for row in rows))
-    clients.sort(key=lambda cid: list(run.domains).index(run.owners[cid]) if cid in run.owners else 0)
+    clients.sort(key=lambda cid: run.domains.index(run.owners[cid]) if cid in run.owners else 0)
     used = sorted({group for of in groups.values() for group in of.values()})
     places = {group: place for place, group in enumerate(used)}
+    known = style.looks(run.domains)
     figure, axes = style.canvas(1, 1, (7.2, 1.2 + 0.75 * len(used)))
     axis = axes[0, 0]
     for place in range(len(used)):
@@ -86,7 +85,7 @@ def cluster_flow(run: RunTables) -> style.Drawing | None:
     for rank, cid in enumerate(clients):
         shift = 0.7 * (rank / max(len(clients) - 1, 1) - 0.5)
         points = [(number, places[of[cid]] + shift) for number, of in sorted(groups.items()) if cid in of]
-        look = run.look(run.owners.get(cid, ""))
+        look = known.get(run.owners.get(cid, ""), style.UNKNOWN)
         axis.plot(
             *zip(*points, strict=True), "-", color=look.colour, marker=look.marker, linewidth=1, alpha=0.8
         )
@@ -94,12 +93,12 @@ def cluster_flow(run: RunTables) -> style.Drawing | None:
     axis.set_yticks(range(len(used)), [f"group {group}" for group in used])
     axis.set(ylim=(-0.55, len(used) - 0.45))
     style.heading(figure, *run.title("Group of each client over the rounds", span(list(groups))))
-    known = dict.fromkeys(run.owners.get(cid, "") for cid in clients)
-    style.legend(figure, [style.line_of(look, d) for d, look in run.domains.items() if d in known], "domain")
+    owners = {run.owners.get(cid, "") for cid in clients}
+    style.legend(figure, [style.line_of(look, d) for d, look in known.items() if d in owners], "domain")
     return style.Drawing("cluster_flow", figure)
 
 
-def client_map(run: RunTables) -> style.Drawing | None:
+def client_map(run: RecordedRun) -> style.Drawing | None:
     """t-SNE of the clients' representations in the last round: colour is the domain, digit the group."""
     rows = run.rows("clusters")
     if not rows:
@@ -118,14 +117,14 @@ def client_map(run: RunTables) -> style.Drawing | None:
     return _map(run, now, "cluster", "Representations of the clients (t-SNE); digit: group", "client_map")
 
 
-def sample_map(run: RunTables) -> style.Drawing | None:
+def sample_map(run: RecordedRun) -> style.Drawing | None:
     """t-SNE of the representations of single images: colour is the domain, digit the class."""
     what = "Representations of single images (t-SNE); digit: class"
     return _map(run, run.rows("samples"), "label", what, "sample_map")
 
 
 @style.in_style
-def _map(run: RunTables, rows: Rows, mark: str, what: str, name: str) -> style.Drawing | None:
+def _map(run: RecordedRun, rows: Rows, mark: str, what: str, name: str) -> style.Drawing | None:
     """t-SNE figure of representations; None for fewer than four.
 
     Args:
@@ -146,15 +145,16 @@ def _map(run: RunTables, rows: Rows, mark: str, what: str, name: str) -> style.D
     figure, axes = style.canvas(1, 1, (6.2, 4.6))
     axis = axes[0, 0]
     size = 90 if len(rows) <= 60 else 45
-    kinds = dict.fromkeys((row["domain"], row[mark]) for row in rows)
+    kinds, known = dict.fromkeys((row["domain"], row[mark]) for row in rows), style.looks(run.domains)
     for domain, number in kinds:
         chosen = [i for i, row in enumerate(rows) if (row["domain"], row[mark]) == (domain, number)]
         digit = {"marker": f"${number}$", "s": size * len(str(number)), "linewidths": 0.2}
-        axis.scatter(points[chosen, 0], points[chosen, 1], color=run.look(domain).colour, **digit)
+        colour = known.get(domain, style.UNKNOWN).colour
+        axis.scatter(points[chosen, 0], points[chosen, 1], color=colour, **digit)
     axis.set(xticks=[], yticks=[], xlabel="first coordinate", ylabel="second coordinate")
     style.heading(figure, *run.title(what, span([row["round"] for row in rows])))
-    known = {row["domain"] for row in rows}
-    entries = [style.point_of(look, d) for d, look in run.domains.items() if d in known]
+    shown = {row["domain"] for row in rows}
+    entries = [style.point_of(look, d) for d, look in known.items() if d in shown]
     style.legend(figure, entries, "domain")
     return style.Drawing(name, figure)
 
@@ -190,7 +190,7 @@ COLOURS = ("#F2F2F2", "#0072B2")
 
 
 @style.in_style
-def allocations(run: RunTables) -> style.Drawing | None:
+def allocations(run: RecordedRun) -> style.Drawing | None:
     """Blocks in each round: a panel with the number of clients that hold them, then a panel a client."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -251,7 +251,7 @@ GA_LABEL = "GA's weights, as used"
 Curves = dict[str, list[tuple[int, float]]]
 
 
-def gap_variances(folder: Path) -> Curves:
+def gap_variances(run: RecordedRun) -> Curves:
     """Variance of the clients' gaps by the weights of the mean model: (round, variance), ascending.
 
     The variance is the sum over pairs of clients of squared differences (FFT-GP, Eq. 6), from the table
@@ -259,7 +259,7 @@ def gap_variances(folder: Path) -> Curves:
     left out; without the table there are no curves.
     """
     values: dict[str, dict[int, list[float]]] = {name: {} for name in LABELS}
-    for row in read_table(folder, "gaps"):
+    for row in run.rows("gaps"):
         gap = float("nan") if row["gap"] is None else row["gap"]  # none: it was not finite
         values.setdefault(row["model"], {}).setdefault(row["round"], []).append(gap)
     curves: Curves = {}
@@ -278,13 +278,13 @@ def _over_pairs(gaps: list[float]) -> float:
 
 
 @style.in_style
-def gap_variance(run: RunTables) -> style.Drawing | None:
+def gap_variance(run: RecordedRun) -> style.Drawing | None:
     """FFT-GP's Figure 6: the curve of the method itself is bold, the others are those it is compared with.
 
     A run of FAA has the curves of FAA's and of FedAvg's weights only with server.compare=true; without it,
     the title says so.
     """
-    curves = gap_variances(run.path)
+    curves = gap_variances(run)
     if not curves:
         return None
     ga = curves.keys() == {"gap"}
@@ -319,12 +319,12 @@ MOST_NAMES = 30
 """Largest number of clients or classes that are all named; of more, every tenth, hundredth, ... is."""
 
 
-def partition_map(run: RunTables) -> style.Drawing | None:
+def partition_map(run: RecordedRun) -> style.Drawing | None:
     """Figure of a run's `partition.parquet`; None without that file or without training samples."""
-    if run.manifest is None:
+    if run.partition is None:
         return None
-    classes = parse_json((run.manifest.schema.metadata or {}).get(b"rayfed", b"{}")).get("classes", [])
-    return draw_partition(run.manifest, [] if run.segmentation else classes, run.name, not run.segmentation)
+    classes = run.about_partition.get("classes", [])
+    return draw_partition(run.partition, [] if run.segmentation else classes, run.name, not run.segmentation)
 
 
 @style.in_style

@@ -9,7 +9,8 @@ from typing import Any
 
 from rayfed.errors import ConfigError
 from rayfed.record.folder import TENSORS
-from rayfed.record.readers import STUDY, read_json, read_yaml, reading
+from rayfed.record.readers import STUDY, read_json, reading
+from rayfed.record.recorded_run import RecordedRun, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class MethodRuns:
     @property
     def config(self) -> Mapping[str, Any]:
         """The config of the first run, as plain containers."""
-        return read_yaml(next(iter(self.folders.values())) / "config.yaml")
+        return RecordedRun(next(iter(self.folders.values()))).config
 
     def each(self) -> Iterator[tuple[str, str, Path]]:
         """Part, method and folder of each run, part by part."""
@@ -43,6 +44,11 @@ class MethodRuns:
             for method in self.methods:
                 if (method, part) in self.folders:
                     yield part, method, self.folders[method, part]
+
+    def recorded(self, rule: Rule = "last") -> Iterator[tuple[str, str, RecordedRun]]:
+        """Part, method and records of each run, part by part; `rule` says which round of it is reported."""
+        for part, method, folder in self.each():
+            yield part, method, RecordedRun(folder, rule)
 
     def finished(self) -> MethodRuns:
         """The finished runs of the parts that all methods have finished, without methods that finished none.

@@ -10,30 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from rayfed.columns import ACCURACY, is_larger_better, metric_of
+from rayfed.columns import (
+    ADAPTED,
+    GLOBAL,
+    HELD_OUT,
+    MEAN,
+    OVER_DOMAINS,
+    PERSONAL,
+    SIGMA_CLIENT,
+    UNSEEN,
+    WORST_DOMAIN,
+    WORST_UNSEEN,
+    metric_of_scores,
+)
 from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
 from rayfed.objective import METRICS
-from rayfed.record.readers import read_rows, read_yaml
-from rayfed.report.final_table import (
-    LAST_ROUND,
-    RunTables,
-    cut_notes,
-    drawn_clients,
-    head_notes,
-    last_evaluated,
-    of_drawn,
-    own_tensors,
-    scores_of,
-)
+from rayfed.record.recorded_run import NO_CLIENT, RecordedRun, Ties
+from rayfed.report.final_table import LAST_ROUND, cut_notes, head_notes, of_drawn, own_tensors
 from rayfed.report.method_runs import MethodRuns
 from rayfed.terminal.table_formats import Table
+from rayfed.types import Row
 
 MEASURES = {
     "clients": "personalization",
@@ -44,8 +48,6 @@ MEASURES = {
     "last_generalization": "last round: generalization",
 }
 """Measures reported for every run, with the titles of their columns."""
-
-Ties: TypeAlias = Literal["first", "last"]
 
 NOTES = (
     "percent; * the unseen domain, all of its images; personalization: the shared model on the clients' test",
@@ -69,48 +71,35 @@ class Tables:
         return "\n\n".join(part.text(width) for part in self.parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOutScore:
-    """Scores of one algorithm with one domain held out.
+@dataclass(frozen=True)
+class Fold:
+    """A run with one domain held out, whose reported round validation selects.
 
     Attributes:
-        algorithm: Name of the algorithm.
+        algorithm: Name of its method.
         held_out: The held-out domain.
-        round: Selected round, from 1.
-        metric: Name of the metric.
-        domains: Score of the shared model by domain, the unseen one included.
-        measures: Scores by key of MEASURES; measures that do not exist are left out.
+        run: The run.
     """
 
     algorithm: str
     held_out: str
-    round: int
-    metric: str
-    domains: Mapping[str, float]
-    measures: Mapping[str, float]
+    run: RecordedRun
+
+    @cached_property
+    def domains(self) -> Mapping[str, float]:
+        """Score of the shared model by domain in the reported round, the unseen one included."""
+        return scores(self.run, self.run.reported)[0]
+
+    @cached_property
+    def measures(self) -> Mapping[str, float]:
+        """Scores by key of MEASURES; measures that do not exist are left out."""
+        best, last = (scores(self.run, row)[1] for row in (self.run.reported, self.run.reported_by("last")))
+        found = {**best, **{f"last_{name}": value for name, value in last.items()}}
+        return {name: value for name, value in found.items() if name in MEASURES}
 
 
-def selected_row(rows: list[dict[str, Any]], ties: Ties = "first") -> dict[str, Any]:
-    """Row of the selected round: the first or the last with the best validation score of the shared model.
-
-    Where a method deploys the clients' own models, `val_...` is of these, and `global_val_...` of that one.
-    """
-    scored: list[tuple[float | None, dict[str, Any]]] = []
-    for row in rows:
-        prefix = "global_val_" if metric_of(row, "global_val_") else "val_"
-        if metric := metric_of(row, prefix):
-            value = row[prefix + metric]
-            sign = 1.0 if is_larger_better(metric) else -1.0
-            scored.append((None if value is None else sign * value, row))
-    fallback = scored[-1][1]
-    if ties == "last":
-        scored.reverse()
-    known = ((value, row) for value, row in scored if value is not None)
-    return max(known, key=lambda pair: pair[0], default=(0.0, fallback))[1]
-
-
-def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Scores of a finished run with a held-out domain after a round.
+def scores(run: RecordedRun, row: Row) -> tuple[dict[str, float], dict[str, float]]:
+    """Scores of a finished run with a held-out domain after the round of a row.
 
     Returns:
         Scores of the shared model by domain, on the clients' test images and on the whole held-out domain;
@@ -120,18 +109,15 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
         `evaluation.personal_split`, if scored; comprehensive: unweighted mean over all domains, the held-out
         one included, with `clients`.
     """
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(folder / "clients.parquet").to_pylist()
-    now = [row for row in table if row["round"] == round and row["metric"] in METRICS]
+    now = [score for score in run.scores_at(row["round"]) if score["metric"] in METRICS]
 
     def values(exchange: str, model: str) -> dict[str, float]:
         mine = [r for r in now if r["exchange"] == exchange and r["model"] == model]
         return {r["client"]: float("nan") if r["value"] is None else r["value"] for r in mine}
 
     held_out = values("report_held_out", "global")
-    drawn = drawn_clients(folder)
-    own = values("report_clients", "global") or of_drawn(values("report_domains", "global"), drawn)
+    own = values("report_clients", "global")
+    own = own or of_drawn(values("report_domains", "global"), run.drawn_clients)
     domains = {**values("report_domains", "global"), **held_out}
     means = {"generalization": _mean(held_out.values())} if held_out else {}
     if own:  # without test images of the clients there is no score of the shared model there
@@ -140,44 +126,23 @@ def scores(folder: Path, round: int) -> tuple[dict[str, float], dict[str, float]
     return domains, means | ({"personal": _mean(personal.values())} if personal else {})
 
 
-def outcome(folder: Path, algorithm: str, held_out: str, ties: Ties = "first") -> HeldOutScore:
-    """Scores of a finished run with a held-out domain, after checking its manifest (`check_unseen`).
-
-    Args:
-        folder: Folder of the run.
-        algorithm: Name of the algorithm.
-        held_out: The held-out domain.
-        ties: Round that is selected of those with the highest validation score.
-    """
-    check_unseen(folder, held_out)
-    history = read_rows(folder)
-    chosen = selected_row(history, ties)
-    last = selected_row(history[-1:])
-    domains, best = scores(folder, chosen["round"])
-    final = {f"last_{name}": value for name, value in scores(folder, last["round"])[1].items()}
-    return HeldOutScore(
-        algorithm=algorithm,
-        held_out=held_out,
-        round=chosen["round"],
-        domains=domains,
-        metric=metric_of(chosen, "val_") or ACCURACY,
-        measures={name: value for name, value in {**best, **final}.items() if name in MEASURES},
-    )
+def fold_of(folder: Path, algorithm: str, held_out: str) -> Fold:
+    """The finished run in a folder with a held-out domain, after a look at its partition (`check_unseen`)."""
+    run = RecordedRun(folder, "validation")
+    check_unseen(run, held_out)
+    return Fold(algorithm, held_out, run)
 
 
-def check_unseen(folder: Path, domain: str) -> None:
+def check_unseen(run: RecordedRun, domain: str) -> None:
     """Check that the held-out domain was used for testing only.
 
     Raises:
         RuntimeError: The manifest assigns its images to a client or to another split.
     """
-    import pyarrow.parquet as pq
-
-    manifest = pq.read_table(folder / "partition.parquet", columns=["domain", "client", "split"]).to_pylist()
-    of_domain = [row for row in manifest if row["domain"] == domain]
-    if not of_domain or any(row["split"] != "held_out" or row["client"] for row in of_domain):
+    of_domain = [r for r in run.partition_rows("domain", "client", "split") if r["domain"] == domain]
+    if not of_domain or any(row["split"] != NO_CLIENT or row["client"] for row in of_domain):
         raise RuntimeError(
-            f"{folder}: images of the held-out domain {domain!r} are not used for testing only"
+            f"{run.path}: images of the held-out domain {domain!r} are not used for testing only"
         )
 
 
@@ -187,11 +152,10 @@ def leave_one_out_table(runs: MethodRuns) -> Tables:
     The first is the layout of FedCLIP's Table 2 with the averages of its other tables and of FFT-GP's, the
     second that of FedCLIP's Table 1.
     """
-    ties: Ties = "last" if runs.config["evaluation"].get("ties") == "last" else "first"
-    outcomes = [outcome(path, name, domain, ties) for domain, name, path in runs.each()]
-    table = by_target(outcomes, title_of(runs, "each domain held out in turn"), ties)
+    folds = [fold_of(path, name, domain) for domain, name, path in runs.each()]
+    table = by_target(folds, title_of(runs, "each domain held out in turn"), folds[0].run.ties)
     table = replace(table, notes=(*table.notes, *on_heads(runs, rule="")))
-    return Tables((table, by_measure(outcomes)))
+    return Tables((table, by_measure(folds)))
 
 
 def on_heads(runs: MethodRuns, rule: str = LAST_ROUND) -> tuple[str, ...]:
@@ -201,14 +165,14 @@ def on_heads(runs: MethodRuns, rule: str = LAST_ROUND) -> tuple[str, ...]:
         runs: The runs of the protocol.
         rule: As of `head_notes`.
     """
-    tables = [RunTables(path) for _, _, path in runs.each()]
+    recorded = [run for *_, run in runs.recorded()]
     values = differing_values(
-        {run.config["algorithm"]: run.config for run in tables if "algorithm" in run.config}
+        {run.config["algorithm"]: run.config for run in recorded if "algorithm" in run.config}
     )
     return (
-        *cut_notes(tables),
-        *head_notes(tables, rule),
-        *own_tensors(run.config for run in tables),
+        *cut_notes(recorded),
+        *head_notes(recorded, rule),
+        *own_tensors(run.config for run in recorded),
         *([values] if values else []),
     )
 
@@ -222,41 +186,40 @@ def title_of(runs: MethodRuns, how: str) -> str:
     )
 
 
-def by_target(scores: Sequence[HeldOutScore], title: str, ties: Ties = "first") -> Table:
+def by_target(folds: Sequence[Fold], title: str, ties: Ties = "first") -> Table:
     """One row per held-out domain and algorithm, and their means; the notes name the selected round."""
-    targets = list(dict.fromkeys(o.held_out for o in scores))
-    shown = [m for m in MEASURES if not m.startswith("last") and any(m in o.measures for o in scores)]
+    targets = list(dict.fromkeys(fold.held_out for fold in folds))
+    shown = [m for m in MEASURES if not m.startswith("last") and any(m in fold.measures for fold in folds)]
     rows = []
-    for o in scores:
-        stars = {name: "*" if name == o.held_out else "" for name in targets}
-        cells = [percent(o.domains.get(name)) + stars[name] for name in targets]
-        rows.append(
-            (o.held_out, o.algorithm, str(o.round), *cells, *(percent(o.measures.get(m)) for m in shown))
-        )
-    for name in dict.fromkeys(o.algorithm for o in scores):
-        mine = [o for o in scores if o.algorithm == name]
+    for fold in folds:
+        stars = {name: "*" if name == fold.held_out else "" for name in targets}
+        cells = [percent(fold.domains.get(name)) + stars[name] for name in targets]
+        cells += [percent(fold.measures.get(measure)) for measure in shown]
+        rows.append((fold.held_out, fold.algorithm, str(fold.run.reported["round"]), *cells))
+    for name in dict.fromkeys(fold.algorithm for fold in folds):
+        mine = [fold for fold in folds if fold.algorithm == name]
         means = (percent(_mean_of(mine, m)) for m in shown)
         rows.append(("mean", name, "", *[""] * len(targets), *means))
     columns = ("held out", "method", "round", *targets, *(MEASURES[m] for m in shown))
-    notes = (f"{scores[0].metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
+    notes = (f"{folds[0].run.metric} in {NOTES[0]}", *(note.format(ties=ties) for note in NOTES[1:]))
     return Table(title, columns, tuple(rows), notes)
 
 
-def by_measure(scores: Sequence[HeldOutScore]) -> Table:
+def by_measure(folds: Sequence[Fold]) -> Table:
     """One row per measure and algorithm, one column per held-out domain, and the mean."""
     rows = []
     for measure, label in MEASURES.items():
-        for name in dict.fromkeys(o.algorithm for o in scores):
-            mine = [o for o in scores if o.algorithm == name]
-            if any(measure in o.measures for o in mine):
-                cells = (percent(o.measures.get(measure)) for o in mine)
+        for name in dict.fromkeys(fold.algorithm for fold in folds):
+            mine = [fold for fold in folds if fold.algorithm == name]
+            if any(measure in fold.measures for fold in mine):
+                cells = (percent(fold.measures.get(measure)) for fold in mine)
                 rows.append((label, name, *cells, percent(_mean_of(mine, measure))))
-    targets = dict.fromkeys(o.held_out for o in scores)
+    targets = dict.fromkeys(fold.held_out for fold in folds)
     return Table("by held-out domain", ("measure", "method", *targets, "AVG"), tuple(rows))
 
 
-def _mean_of(outcomes: Sequence[HeldOutScore], measure: str) -> float | None:
-    values = [o.measures[measure] for o in outcomes if measure in o.measures]
+def _mean_of(folds: Sequence[Fold], measure: str) -> float | None:
+    values = [fold.measures[measure] for fold in folds if measure in fold.measures]
     return _mean(values) if values else None
 
 
@@ -276,8 +239,8 @@ FEW_SHOT_COLUMNS = (
     "round",
     "clients",
     "domains",
-    "worst domain",
-    "sigma_client",
+    WORST_DOMAIN.words,
+    SIGMA_CLIENT.words,
 )
 
 
@@ -290,21 +253,12 @@ def few_shot_table(runs: MethodRuns) -> Tables:
         runs: The finished runs by `shots-<number>`, in the order of the rows.
     """
     rows, metrics = [], []
-    for part, name, path in runs.each():
-        last = last_evaluated(read_rows(path))
-        metric = metric_of(last) or ACCURACY
+    for part, name, run in runs.recorded():
+        last, metric, samples = run.reported, run.metric, str(training_samples(run))
         metrics.append(metric)
-        keys = (metric, f"{metric}_domain", f"worst_domain_{metric}", "sigma_client")
-        values = (percent(last.get(key)) for key in keys)
-        rows.append(
-            (
-                part.removeprefix("shots-"),
-                name,
-                str(training_samples(path)),
-                str(last.get("round", "")),
-                *values,
-            )
-        )
+        statistics = (MEAN, OVER_DOMAINS, WORST_DOMAIN, SIGMA_CLIENT)
+        values = (percent(last.get(column.name(metric))) for column in statistics)
+        rows.append((part.removeprefix("shots-"), name, samples, str(last.get("round", "")), *values))
     title = title_of(runs, "few training samples of each class and client")
     notes = (
         f"{metrics[0]} in percent, of the shared model after the last round; clients and domains: unweighted "
@@ -314,15 +268,9 @@ def few_shot_table(runs: MethodRuns) -> Tables:
     return Tables((Table(title, FEW_SHOT_COLUMNS, tuple(rows), notes),))
 
 
-def training_samples(folder: Path) -> int:
-    """Number of training samples of all clients, in the manifest of a run."""
-    import pyarrow.parquet as pq
-
-    splits = pq.read_table(folder / "partition.parquet", columns=["split"])["split"].to_pylist()
-    return splits.count("train")
-
-
-Row = Mapping[str, Any]
+def training_samples(run: RecordedRun) -> int:
+    """Number of training samples of all clients of a run."""
+    return sum(row["split"] == "train" for row in run.partition_rows("split"))
 
 
 def harmonic_mean(first: float, second: float) -> float:
@@ -332,16 +280,6 @@ def harmonic_mean(first: float, second: float) -> float:
     (0.6, 0.0)
     """
     return 2 * first * second / (first + second) if first + second else 0.0
-
-
-def last_scored(rows: Sequence[Row]) -> Row:
-    """The last row with scores of the global model or of the deployed one; empty where there is none."""
-    return next((row for row in reversed(rows) if metric_of(row) or metric_of(row, "global_")), {})
-
-
-def metric_in(row: Row) -> str:
-    """Name of the metric of a row."""
-    return metric_of(row) or metric_of(row, "global_") or ACCURACY
 
 
 def round_of(row: Row) -> str:
@@ -356,8 +294,8 @@ def of_global(row: Row, statistic: str = "") -> float | None:
         row: Row of a round.
         statistic: What follows the metric in the name of the column, such as `_domain`.
     """
-    key = metric_in(row) + statistic
-    value = row.get(f"global_{key}", row.get(key))
+    key = metric_of_scores(row) + statistic
+    value = row.get(GLOBAL + key, row.get(key))
     return None if value is None else float(value)
 
 
@@ -367,8 +305,8 @@ def of_personal(row: Row) -> float | None:
     Args:
         row: Row of a round. Where a method deploys personal models, their columns have no prefix.
     """
-    key = metric_in(row)
-    value = row.get(f"personal_{key}", row.get(key) if f"global_{key}" in row else None)
+    key = metric_of_scores(row)
+    value = row.get(PERSONAL + key, row.get(key) if GLOBAL + key in row else None)
     return None if value is None else float(value)
 
 
@@ -394,16 +332,16 @@ def by_classes(runs: MethodRuns) -> Tables:
 
 def _own_on_new_classes(runs: MethodRuns) -> tuple[str, ...]:
     """Notes on the methods whose clients keep tensors: with which values of these the classes are scored."""
-    tables = [(part, name, RunTables(path)) for part, name, path in runs.each()]
-    kept = {name: run.own_tensors for part, name, run in tables if part == NEW}
+    recorded = list(runs.recorded())
+    kept = {name: run.own_tensors for part, name, run in recorded if part == NEW}
     notes = []
     for name, (count, clients) in kept.items():
         if count:
             few = f"; {clients - count} of {clients} clients never trained and have initial values of these"
             what = "base and new classes are scored at each client, with the tensors that stay at it"
             notes.append(f"{name}: {what}{few if count < clients else ''}")
-    others = [run.config for _, name, run in tables if not kept.get(name, (0, 0))[0]]
-    return (*head_notes(run for *_, run in tables), *notes, *own_tensors(others))
+    others = [run.config for _, name, run in recorded if not kept.get(name, (0, 0))[0]]
+    return (*head_notes(run for *_, run in recorded), *notes, *own_tensors(others))
 
 
 def by_data_set(runs: MethodRuns) -> Tables:
@@ -435,19 +373,18 @@ def by_domain(runs: MethodRuns) -> Tables:
         runs: The finished runs, by `from-<the only domain of the clients>` or `from-<their number>-domains`.
     """
     parts = [
-        (part.removeprefix("from-"), name, last, _targets(path, last))
-        for part, name, path in runs.each()
-        for last in [last_scored(read_rows(path))]
+        (part.removeprefix("from-"), name, run.reported, _targets(run)) for part, name, run in runs.recorded()
     ]
     domains = list(dict.fromkeys(domain for *_, targets in parts for domain in targets))
     rows = []
     for source, name, last, targets in parts:
         scores = [targets.get(domain) for domain in domains]
-        mean = last.get(f"held_out_{metric_in(last)}")
+        mean = last.get(MEAN.name(metric_of_scores(last), HELD_OUT))
         cells = map(percent, (of_global(last, "_domain"), *scores, mean))
         rows.append((source, name, round_of(last), *cells))
+    metric = metric_of_scores(parts[0][2])
     notes = (
-        f"{metric_in(parts[0][2])} in percent of the global model; own domains: mean over the domains of the",
+        f"{metric} in percent of the global model; own domains: mean over the domains of the",
         "clients, on their test samples; other domains: no client has an example of them, on all of their",
         "samples, with their unweighted mean",
     )
@@ -456,26 +393,25 @@ def by_domain(runs: MethodRuns) -> Tables:
     return Tables((Table(title_of(runs, "other domains"), columns, tuple(rows), notes + own),))
 
 
-def _targets(path: Path, last: Row) -> dict[str, float | None]:
-    """Scores of the global model by domain, on the domains without clients, in the round of a row."""
+def _targets(run: RecordedRun) -> dict[str, float | None]:
+    """Scores of the global model by domain, on the domains without clients, in the reported round."""
     return {
         score["client"]: score["value"]
-        for score in (scores_of(path, last["round"]) if last else ())
-        if (score["exchange"], score["model"], score["metric"])
-        == ("report_held_out", "global", metric_in(last))
+        for score in (run.scores_at(run.reported["round"]) if run.reported else ())
+        if (score["exchange"], score["model"], score["metric"]) == ("report_held_out", "global", run.metric)
     }
 
 
 def _by_method(runs: MethodRuns, parts: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Name of each method, and the last scored row of its run in each part; empty: it is not finished."""
-    last = {(part, name): last_scored(read_rows(path)) for part, name, path in runs.each()}
+    """Name of each method, and the reported row of its run in each part; empty: it is not finished."""
+    last = {(part, name): run.reported for part, name, run in runs.recorded()}
     return [(name, *(last.get((part, name), {}) for part in parts)) for name in runs.methods]
 
 
 UNSEEN_CLIENTS_COLUMNS = ("unseen", "method", "round", "clients that train")
-PERSONAL = "clients that train, personal"
+OWN_MODELS = "clients that train, personal"
 """Column that only tables with a method that has personal models have."""
-UNSEEN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")
+NEVER_TRAIN = ("unseen clients", "worst unseen", "unseen, adapted", "worst unseen, adapted")
 
 
 def unseen_clients_table(runs: MethodRuns) -> Tables:
@@ -484,16 +420,17 @@ def unseen_clients_table(runs: MethodRuns) -> Tables:
     Args:
         runs: The finished runs by `unseen-<number>`, in the order of the rows.
     """
-    scored = [(part, name, last_scored(read_rows(path))) for part, name, path in runs.each()]
+    recorded = list(runs.recorded())
+    scored = [(part, name, run.reported) for part, name, run in recorded]
     with_personal = any(of_personal(last) is not None for *_, last in scored)
-    metric = metric_in(next((last for *_, last in scored if last), {}))
+    metric = metric_of_scores(next((last for *_, last in scored if last), {}))
     rows = []
     for part, name, last in scored:
         scores = [of_global(last), *([of_personal(last)] if with_personal else [])]
-        keys = (f"unseen_{metric}", f"unseen_worst_{metric}")
-        scores += [last.get(prefix + key) for prefix in ("", "adapted_") for key in keys]
+        statistics = ((column, of) for of in (UNSEEN, ADAPTED) for column in (MEAN, WORST_UNSEEN))
+        scores += [last.get(column.name(metric, of)) for column, of in statistics]
         rows.append((part.removeprefix("unseen-"), name, round_of(last), *map(percent, scores)))
-    evaluations = [read_yaml(path / "config.yaml")["evaluation"] for *_, path in runs.each()]
+    evaluations = [run.config["evaluation"] for *_, run in recorded]
     steps = count_of(max(each["local_steps"] for each in evaluations) or LOCAL_STEPS, "local step")
     notes = (
         f"{metric} in percent, unweighted means over clients; of the global model on the test samples of",
@@ -502,7 +439,7 @@ def unseen_clients_table(runs: MethodRuns) -> Tables:
         *(("personal: the clients' own models, which have had local steps, too",) if with_personal else ()),
         *on_heads(runs),
     )
-    columns = (*UNSEEN_CLIENTS_COLUMNS, *((PERSONAL,) if with_personal else ()), *UNSEEN)
+    columns = (*UNSEEN_CLIENTS_COLUMNS, *((OWN_MODELS,) if with_personal else ()), *NEVER_TRAIN)
     return Tables((Table(title_of(runs, "some clients never train"), columns, tuple(rows), notes),))
 
 

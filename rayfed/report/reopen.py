@@ -14,8 +14,9 @@ from rayfed.config.schema import Config, load_run
 from rayfed.devices import chosen_device
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
-from rayfed.record.folder import how_to_go_on
-from rayfed.record.readers import DamagedError, read_json, read_tensors
+from rayfed.record.folder import TENSORS, how_to_go_on
+from rayfed.record.readers import DamagedError
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.types import Params, ServerState, is_statistic
 from rayfed.user_files import check_run_folder
 
@@ -27,13 +28,13 @@ class ReopenedRun:
     """A run from its folder.
 
     Attributes:
-        folder: Folder of the run.
+        recorded: The files of the run.
         config: Config of the run.
         setup: Data, partition and model, prepared again.
         state: State of the server with the final tensors; its round is the next one.
     """
 
-    folder: Path
+    recorded: RecordedRun
     config: Config
     setup: Setup
     state: ServerState
@@ -51,8 +52,7 @@ def reopen(folder: Path) -> ReopenedRun:
         ConfigError: The folder is not that of a finished run, its data have changed, or it does not contain
             the whole model.
     """
-    tensors = folder / "model" / "params.safetensors"
-    if not tensors.is_file():
+    if not (folder / TENSORS).is_file():
         folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
         if not folds:
             check_run_folder(folder)
@@ -60,11 +60,11 @@ def reopen(folder: Path) -> ReopenedRun:
         raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {hint}")
     config = load_run(folder)
     setup = prepare(config)
-    facts = read_json(folder / "environment.json", dict)
+    recorded = RecordedRun(folder)
     for what, now in (("data", setup.dataset.digest), ("partition", setup.partition.digest)):
-        if facts.get(f"{what}_digest") != now:
+        if recorded.environment.get(f"{what}_digest") != now:
             raise ConfigError(f"data: the {what} of {str(folder)!r} are not the same any more; run it again")
-    params = _final_tensors(tensors, setup.start)
+    params = _final_tensors(recorded, setup.start)
     if config.train.batch_norm == "local" and _has_statistics(setup):
         raise ConfigError(
             "train.batch_norm: with 'local' the statistics stay with the clients and are not in the run's "
@@ -79,13 +79,14 @@ def reopen(folder: Path) -> ReopenedRun:
     if not server.trains:
         raise ConfigError(f"algorithm: {config.algorithm!r} trains nothing, so there is nothing to analyse")
     state = replace(server.start(params), round=config.rounds)
-    return ReopenedRun(folder=folder, config=config, setup=setup, state=state)
+    return ReopenedRun(recorded=recorded, config=config, setup=setup, state=state)
 
 
-def _final_tensors(file: Path, start: Params) -> Params:
-    params = read_tensors(file)
+def _final_tensors(recorded: RecordedRun, start: Params) -> Params:
+    params = recorded.tensors
     shapes = {name: (value.shape, value.dtype) for name, value in params.items()}
     if shapes != {name: (value.shape, value.dtype) for name, value in start.items()}:
+        file = recorded.path / TENSORS
         raise DamagedError(f"{file} cannot be read: its tensors are not those of this run's model")
     return params
 

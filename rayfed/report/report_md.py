@@ -9,8 +9,9 @@ from typing import Any
 
 from rayfed.columns import MEAN, OVER_DOMAINS, POOLED, SECONDS, SIGMA_CLIENT, SIGMA_TYPE, WORST_DOMAIN
 from rayfed.record.atomic_files import write_text
-from rayfed.record.folder import has_own_objects
-from rayfed.record.readers import read_bytes, read_json, read_yaml, reading, rows_so_far
+from rayfed.record.folder import TENSORS, has_own_objects
+from rayfed.record.readers import read_bytes, reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.style import Drawing
 from rayfed.terminal.table_formats import Table
 
@@ -69,7 +70,7 @@ FILES = {
 
 
 def document(
-    folder: Path,
+    run: RecordedRun,
     tables: Sequence[Table],
     pictures: Mapping[str, Path],
     inside: Mapping[str, str] | None = None,
@@ -77,22 +78,22 @@ def document(
     """The text of report.md.
 
     Args:
-        folder: Folder of the run.
+        run: The run, or the folder of several.
         tables: The final tables.
         pictures: Files of the figures, by title.
-        inside: Folders of other runs of the same command, below `folder`, with what they are.
+        inside: Folders of other runs of the same command, below that of the run, with what they are.
 
     Returns:
         Markdown. What differs between repetitions of a run, commands and times, is under the last heading.
     """
-    config = read_yaml(folder / "config.yaml")
+    folder = run.path
     shown = [f"\n![{title}](figures/{file.name})\n" for title, file in pictures.items()]
     inside = inside or {}
     parts = ["\n".join(table.markdown() for table in tables), *shown]
     if words := _words(tables):
         parts += ["\n## What the words mean\n\n", *_list(words)]
-    parts += ["\n## Settings\n\n", *_settings(config), "\n## How it was run\n\n"]
-    parts += _how(folder, [folder / name for name in inside])
+    parts += ["\n## Settings\n\n", *_settings(run.config), "\n## How it was run\n\n"]
+    parts += _how(run, [RecordedRun(folder / name) for name in inside])
     files = {name: what for name, what in FILES.items() if (folder / name).exists()}
     files |= {name: what for name, what in inside.items() if Path(name).parts[0] not in files}
     others = (file.name for file in sorted(folder.glob("*.parquet")) if file.name not in FILES)
@@ -131,10 +132,10 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
-    runs = [path for path in (folder, *inside) if (path / "environment.json").exists()]
-    described = [read_json(path / "environment.json", dict) for path in runs]
-    commands = dict.fromkeys(command for facts in described for command in facts.get("commands") or [])
+def _how(run: RecordedRun, inside: Sequence[RecordedRun]) -> Iterator[str]:
+    folder = run.path
+    runs = [each for each in (run, *inside) if each.environment]
+    commands = dict.fromkeys(command for each in runs for command in each.commands)
     if commands:
         yield "".join(f"    {command}\n" for command in commands) + "\n"
     config = shlex.quote(str(folder / "config.yaml"))
@@ -145,33 +146,28 @@ def _how(folder: Path, inside: Sequence[Path]) -> Iterator[str]:
         if (folder / "checkpoints").exists():
             command = f"python -m rayfed.resume {shlex.quote(str(folder))} rounds=+10"
             yield f"Go on for 10 more rounds: `{command}`\n"
-    for path in runs:
-        if command := harness_command(path):
+    for each in runs:
+        if command := harness_command(each):
             yield f"Score it with lm-evaluation-harness (`pip install lm_eval[hf]`): `{command}`\n"
-    rows = [row for path in runs for row in rows_so_far(path)]
+    rows = [row for each in runs for row in each.rounds]
     seconds = SECONDS.total(rows)
     what = "round" if len(rows) == 1 else "rounds"
     of = f" of {len(runs)} runs" if len(runs) > 1 else ""
     yield f"\n{len(rows)} {what}{of} in {seconds:.0f} s, without the time in which the actors were started.\n"
 
 
-ADAPTER = Path("model", "adapter_config.json")
 SEPARATORS = (",", "=")
 """Characters between the values of `--model_args` of lm-evaluation-harness, which no value can have."""
 
 
-def harness_command(folder: Path) -> str:
+def harness_command(run: RecordedRun) -> str:
     """The command of lm-evaluation-harness that scores the adapter of a language model.
-
-    Args:
-        folder: Folder of a run.
 
     Returns:
         The command; empty where the run has no such adapter, or a path cannot be given to that command.
     """
-    file = folder / ADAPTER
-    about = read_json(file, dict) if file.exists() else {}
-    base, adapter = str(about.get("base_model_name_or_path")), str(file.parent)
+    about = run.adapter
+    base, adapter = str(about.get("base_model_name_or_path")), str(run.path / "model")
     if about.get("task_type") != "CAUSAL_LM" or any(sign in base + adapter for sign in SEPARATORS):
         return ""
     arguments = shlex.quote(f"pretrained={base},peft={adapter}")
@@ -187,16 +183,11 @@ NO_ADAPTER = {
 """Why a run with LoRA has no adapter for PEFT, by the key of the config that is true."""
 
 
-def why_no_adapter(folder: Path) -> str:
-    """Why the final model of a run with LoRA is no adapter for PEFT; empty: it is one, or there is none.
-
-    Args:
-        folder: Folder of a run.
-    """
-    model = folder / ADAPTER.parent
-    if not (model / "params.safetensors").exists() or (folder / ADAPTER).exists():
+def why_no_adapter(run: RecordedRun) -> str:
+    """Why the final model of a run with LoRA is no adapter for PEFT; empty: it is one, or there is none."""
+    if run.adapter or not (run.path / TENSORS).exists():
         return ""
-    tuning = read_yaml(folder / "config.yaml")["tuning"]
+    tuning = run.config["tuning"]
     if tuning.get("name") != "lora":
         return ""
     return next((why for key, why in NO_ADAPTER.items() if tuning.get(key)), "factors stay at the clients")

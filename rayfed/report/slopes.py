@@ -24,8 +24,8 @@ from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Cohort, Ledger
 from rayfed.record.atomic_files import write_parquet
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
-from rayfed.report.final_table import RunTables
 from rayfed.report.landscape import trained_once_more
 from rayfed.report.reopen import ReopenedRun, reopen
 from rayfed.report.report_md import add_figure
@@ -165,19 +165,19 @@ MOST_CLIENTS = 12
 
 
 @style.in_style
-def gap_slopes(run: RunTables) -> style.Drawing | None:
+def gap_slopes(run: RecordedRun) -> style.Drawing | None:
     """Draw the table `slopes` of a run: points and line of each client; None where there is none."""
     rows = run.rows(TABLE)
     if not rows:
         return None
     clients = by_client(rows)
-    shown = list(clients)[:MOST_CLIENTS]
+    shown, known = list(clients)[:MOST_CLIENTS], style.looks(run.domains)
     figure, axes = style.canvas(1, 1, (7.4, 4.2))
     axis = axes[0, 0]
     entries = []
     for place, name in enumerate(shown):
         own = clients[name]
-        look = run.look(run.owners.get(name, ""))
+        look = known.get(run.owners.get(name, ""), style.UNKNOWN)
         x, y = (np.array([row[key] for row in own]) for key in ("change", "gap_change"))
         slope, rho = own[0]["slope"], own[0]["rho"]
         kind = style.LINES[place % len(style.LINES)]
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, own in by_client(rows).items():
             slope, rho = own[0]["slope"], own[0]["rho"]
             say(f"{name}: dG/da {slope:.4f}, K {steepness(slope)}, rho {rho:.4f}")
-        if drawing := gap_slopes(RunTables(args.run)):
+        if drawing := gap_slopes(RecordedRun(args.run)):
             say(str(add_figure(args.run, TITLE, drawing)))
 
     return run_guarded(work, args.debug, "the run itself is unchanged")

@@ -19,16 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayfed.columns import ACCURACY, better_values, metric_of
 from rayfed.evaluation.metrics import spread
-from rayfed.record.readers import read_json, read_rows
-from rayfed.report.final_table import (
-    RunTables,
-    final_scores,
-    last_evaluated,
-    scores_of,
-    scores_without,
-    total_steps,
-)
-from rayfed.report.protocols import MEASURES, outcome, selected_row
+from rayfed.record.recorded_run import RecordedRun
+from rayfed.report.final_table import final_scores, total_steps
+from rayfed.report.protocols import MEASURES, fold_of
 from rayfed.report.protocols import scores as means_of_fold
 
 if TYPE_CHECKING:
@@ -86,13 +79,13 @@ def read_scores(
         The scores by name, fractions in percent; those that the runs do not have are left out.
     """
     if "" in runs:
-        return _of_run(runs[""], config, tuple(wanted), tuple(order))
+        return _of_run(runs[""], tuple(wanted), tuple(order))
     return _of_folds(runs, config, tuple(wanted), tuple(order))
 
 
 def read_steps(runs: Folders) -> dict[str, float]:
     """Training batches of all clients of a finished cell, and examples in them, of all its runs."""
-    each = [total_steps(read_rows(folder)) for folder in runs.values()]
+    each = [total_steps(RecordedRun(folder).rounds) for folder in runs.values()]
     return {STEPS: float(sum(steps for steps, _ in each)), EXAMPLES: float(sum(rows for _, rows in each))}
 
 
@@ -113,14 +106,13 @@ def read_half(runs: Folders) -> dict[str, float]:
 
 def _half_and_last(path: Path, *, held_out: bool) -> tuple[float | None, float | None]:
     """Scores of a run in the last evaluated round of its first half, and in its last evaluated round."""
-    rows = [row for row in read_rows(path) if metric_of(row)]
+    run = RecordedRun(path)
+    rows = [row for row in run.rounds if metric_of(row)]
     first = [row for row in rows if 2 * row["round"] <= rows[-1]["round"]]
     if not first:
         return None, None
     if held_out:
-        half, last = (
-            means_of_fold(path, row["round"])[1].get("generalization") for row in (first[-1], rows[-1])
-        )
+        half, last = (means_of_fold(run, row)[1].get("generalization") for row in (first[-1], rows[-1]))
         return half, last
     return final_scores(first[-1])[0], final_scores(rows[-1])[0]
 
@@ -144,16 +136,16 @@ def read_without(runs: Folders) -> dict[str, float]:
 
 
 def _without_of_run(path: Path) -> dict[str, float]:
-    row = last_evaluated(read_rows(path))
-    deployed, whole = final_scores(row)
-    kinds = {kind: found["domains"] for kind, found in (scores_without(path, row) or {}).items()}
+    run = RecordedRun(path)
+    deployed, whole = final_scores(run.reported)
+    kinds = {kind: found["domains"] for kind, found in (run.without_at(run.reported) or {}).items()}
     return _named_without(deployed, whole, kinds)
 
 
 def _without_of_fold(path: Path, held_out: str) -> dict[str, float]:
-    row = read_rows(path)[-1]
-    whole = means_of_fold(path, row["round"])[1].get("generalization")
-    without = scores_without(path, row) or {}
+    run = RecordedRun(path)
+    whole = means_of_fold(run, run.reported)[1].get("generalization")
+    without = run.without_at(run.reported) or {}
     kinds = {kind: found["by_domain"].get(held_out) for kind, found in without.items()}
     return _named_without(whole, whole, kinds)
 
@@ -168,16 +160,14 @@ def _named_without(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
-    history = read_rows(path)
-    by_validation = any(metric_of(row, "val_") for row in history)
-    row = selected_row(history, config.evaluation.ties) if by_validation else last_evaluated(history)
+def _of_run(path: Path, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
+    run = RecordedRun(path, "validation")  # the last round, where none was validated
+    row, metric = run.reported, run.metric
     if not row:
         return {}
-    metric = metric_of(row) or ACCURACY
-    now = [score for score in scores_of(path, row["round"]) if score["metric"] == metric]
+    now = [score for score in run.scores_at(row["round"]) if score["metric"] == metric]
     domains = {s["client"]: s["value"] for s in now if _is(s, "report_domains", "global")}
-    names = order or [name for name in RunTables(path).domains if name in domains]
+    names = order or [name for name in run.domains if name in domains]
     found = {key: value for key, value in row.items() if isinstance(value, float)}
     if metric != ACCURACY:  # the names of the papers' files are those of accuracies
         found |= {key.replace(metric, ACCURACY): value for key, value in found.items()}
@@ -185,14 +175,15 @@ def _of_run(path: Path, config: Config, wanted: Sequence[str], order: Sequence[s
         f"domain {place}": domains[name] for place, name in enumerate(names, start=1) if name in domains
     }
     scores = {name: 100 * found[name] for name in wanted if found.get(name) is not None}
-    return scores | _over_clients(now, wanted) | _over_rounds(history, wanted) | _trained_values(path, wanted)
+    scores |= _over_clients(now, wanted) | _over_rounds(run.rounds, wanted)
+    return scores | _trained_values(run, wanted)
 
 
-def _is(score: dict[str, Any], exchange: str, model: str) -> bool:
+def _is(score: Mapping[str, Any], exchange: str, model: str) -> bool:
     return score["exchange"] == exchange and score["model"] == model and score["value"] is not None
 
 
-def _over_clients(now: Sequence[dict[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
+def _over_clients(now: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, float]:
     """Statistics over the clients' percentages: of their personal models, where these were scored."""
     if not set(wanted) & SPREAD.keys():
         return {}
@@ -220,17 +211,17 @@ def _over_rounds(history: Sequence[Mapping[str, Any]], wanted: Sequence[str]) ->
     return found
 
 
-def _trained_values(path: Path, wanted: Sequence[str]) -> dict[str, float]:
+def _trained_values(run: RecordedRun, wanted: Sequence[str]) -> dict[str, float]:
     """Number of trained values, where it is wanted."""
     if TRAINED not in wanted:
         return {}
-    return {TRAINED: float(read_json(path / "environment.json", dict)[TRAINED])}
+    return {TRAINED: float(run.fact(TRAINED))}
 
 
 def _of_folds(runs: Folders, config: Config, wanted: Sequence[str], order: Sequence[str]) -> dict[str, float]:
     names = list(order or config.data.domains or runs)
-    folds = [outcome(runs[name], config.algorithm, name, config.evaluation.ties) for name in names]
-    scores = _trained_values(runs[names[0]], wanted)
+    folds = [fold_of(runs[name], config.algorithm, name) for name in names]
+    scores = _trained_values(folds[0].run, wanted)
     for name in wanted:
         measure, _, place = name.rpartition(" ")
         if not place.isdecimal():

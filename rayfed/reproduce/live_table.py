@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rayfed.errors import RayFedError
-from rayfed.record.readers import ROWS, rows_so_far
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.reproduce import results
 from rayfed.reproduce.cell_scores import Folders
 from rayfed.reproduce.run_table import TableProgress
@@ -55,7 +55,7 @@ def _state(progress: TableProgress, setting: str, row: str) -> str:
 def _rounds_of(folders: Folders, rounds: int) -> str:
     """The finished rounds of a cell, of all its runs."""
     try:
-        done = sum(len(rows_so_far(folder)) for folder in folders.values() if (folder / ROWS).exists())
+        done = sum(len(RecordedRun(folder).rounds) for folder in folders.values())
     except RayFedError:
         return ""
     return f": round {done}/{rounds * len(folders)}"

@@ -18,7 +18,8 @@ import numpy as np
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
 from rayfed.experiment.study.paired_tests import mean_and_error, p_of_t
-from rayfed.report.final_table import RunTables, head_notes, told_apart
+from rayfed.record.recorded_run import RecordedRun
+from rayfed.report.final_table import head_notes, told_apart
 from rayfed.reproduce.cell_scores import (
     ADDED,
     EXAMPLES,
@@ -423,7 +424,7 @@ def _notes(
     runs = {
         path: cell.row for cell in asked.configs if cell in scores for path in folders.get(cell, {}).values()
     }
-    yield from head_notes(map(RunTables, runs), rule="", names=runs)
+    yield from head_notes(map(RecordedRun, runs), rule="", names=runs)
     if asked.scale == papers.MINI:
         yield (
             "mini scale: data and models that ship with RayFed stand for those of the paper, so that "

@@ -9,7 +9,7 @@ from algorithms import _grouping
 from algorithms._clustering import cluster
 from algorithms.faa import FairnessAware, fairness_aware_weights
 from algorithms.ga import adjusted_weights, step_at
-from rayfed.report.final_table import read_rows
+from rayfed.record.readers import read_rows
 from rayfed.types import ServerState
 from tests.algorithms.depth import cohort, update
 from tests.rounding import near

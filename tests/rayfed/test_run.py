@@ -12,6 +12,7 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.experiment.finished_run import Run
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import final_table
 from tests.conftest import ROOT
 from tests.rayfed.executors.head_node import head_node, ray_command
@@ -40,7 +41,7 @@ def test_adapters_load_with_peft_and_give_the_same_features(small):
 def test_table_statistics_follow_from_its_rows(small):
     images = ("data.limit=60", "data.partition.clients_per_domain=2")
     result = small("model.pretrained=true", "model.options={}", *images, "figures=true")
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     accuracies = torch.tensor([float(row[-1]) for row in table.rows])
     metrics = result.metrics
     assert metrics["accuracy_domain"] * 100 == pytest.approx(float(accuracies.mean()), abs=0.06)
@@ -67,7 +68,7 @@ def test_a_held_out_domain_is_scored_and_never_trained_on(small):
     assert street
     assert {row["split"] for row in street} == {"held_out"}
     assert {row["client"] for row in street} == {""}
-    assert "street (held out)" in [row[0] for row in final_table(result.path).rows]
+    assert "street (held out)" in [row[0] for row in final_table(RecordedRun(result.path)).rows]
     assert 0 <= result.metrics["held_out_accuracy"] <= 1
 
 
@@ -84,7 +85,7 @@ def test_centralized_is_one_trainer_scored_like_everybody(small):
     result = small("algorithm=centralized", "data.partition.clients_per_domain=2")
     transfers = pq.read_table(result.path / "transfers.parquet").to_pylist()
     assert {row["client"] for row in transfers} == {"pooled"}
-    assert len(final_table(result.path).rows) == 5
+    assert len(final_table(RecordedRun(result.path)).rows) == 5
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ def test_pacs_runs_on_real_images(small, shared):
         "data.limit=70",
     ]
     result = small(*overrides, "data.held_out=sketch", "model.options={}", "tuning.rank=4", "rounds=3")
-    assert {row[0] for row in final_table(result.path).rows} == {
+    assert {row[0] for row in final_table(RecordedRun(result.path)).rows} == {
         "photo",
         "art_painting",
         "cartoon",

@@ -9,6 +9,7 @@ import pytest
 
 from rayfed import view
 from rayfed.record.folder import RunFolder
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import final_table
 from tests.rayfed.report.page import folders
 
@@ -22,7 +23,7 @@ def test_a_finished_run_is_shown_whole_and_not_waited_for(run, capsys):
     assert view.main([str(run), "--follow"]) == 0
     out = capsys.readouterr().out
     assert [f"round {r}/3" in out for r in (1, 2, 3)] == [True] * 3
-    assert out.endswith(final_table(run).text() + "\n")
+    assert out.endswith(final_table(RecordedRun(run)).text() + "\n")
 
 
 def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
@@ -58,7 +59,7 @@ def test_rounds_are_shown_as_they_finish(run, tmp_path, capsys, monkeypatch):
             shutil.copy(run / name, live / name)
         watcher.join(120)
     assert not watcher.is_alive()
-    assert final_table(run).text() in capsys.readouterr().out
+    assert final_table(RecordedRun(run)).text() in capsys.readouterr().out
 
 
 def test_a_run_that_nobody_continues_is_given_up(run, capsys, monkeypatch):

@@ -46,6 +46,14 @@ def test_the_five_best_trials_are_shown_and_the_default(swept):
     assert not any("the same" in note or "warning" in note for note in shown.notes)
 
 
+def test_scores_of_another_metric_are_shown_as_those_of_accuracies_are(swept):
+    outcomes = swept(0.1, 0.2, objective="dice")
+    row = {"round": 1, "dice": 0.5, "worst_domain_dice": 0.25, "held_out_dice": 0.75, "loss": 1.0}
+    outcomes = replace(outcomes, trials=tuple(replace(trial, row=row) for trial in outcomes.trials))
+    shown = [name for name, *_ in table(outcomes).rows]
+    assert shown == ["dice", "worst_domain_dice", "held_out_dice", "train.lr"]
+
+
 def test_trials_with_the_same_score_are_named(swept):
     shown = table(swept(0.1, 0.7, 0.1, 0.7, 0.7, 0.2, 0.3, 0.4, rounds=5))
     assert shown.columns[1:4] == ("trial 1 (best)", "trial 3", "trial 4")

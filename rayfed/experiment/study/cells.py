@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rayfed.columns import is_result
 from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS
 from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
@@ -36,9 +37,9 @@ from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
 from rayfed.experiment.study.schedule import Schedule, again, waits_of
-from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of, reported
+from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
-from rayfed.record.readers import read_rows, read_yaml
+from rayfed.record.recorded_run import Rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +94,7 @@ class Study:
         *,
         names: Sequence[str] | None = None,
         score: str | None = None,
-        reported: Literal["last", "validation"] | None = None,
+        reported: Rule | None = None,
         equal_steps: bool = False,
     ) -> None:
         """Describe a study; nothing is read, checked or started before `run`.
@@ -120,7 +121,7 @@ class Study:
         self.names, self.cells = keys_of(cells, names)
         self._after = waits_of(after or {}, self.names, self.cells)
         self._score = score
-        self._reported: str | None = reported
+        self._reported: Rule | None = reported
         self._equal_steps = equal_steps
         self._protocol = ""
         self._scored: dict[Key, Key] = {}
@@ -328,8 +329,9 @@ class Study:
         rows = []
         for key, run in self.finished.items():
             at = dict(zip(self.names, key, strict=True))
-            row = reported(read_rows(run._folder), self._reported or "last")
-            rows.append(at | {f"{name}_reported" if name in at else name: row[name] for name in row})
+            row = run.recorded.reported_by(self._reported or "last")
+            results = {name: value for name, value in row.items() if is_result(name)}
+            rows.append(at | {f"{n}_reported" if n in at else n: value for n, value in results.items()})
         return pd.DataFrame(rows, columns=None if rows else list(self.names))
 
     @property
@@ -525,9 +527,7 @@ class Study:
         from rayfed.report.final_table import some_clients
 
         first = {label: runs[0] for label, runs in self.rows.items() if runs}
-        values = differing_values(
-            {label: read_yaml(run._folder / "config.yaml") for label, run in first.items()}
-        )
+        values = differing_values({label: run.recorded.config for label, run in first.items()})
         some = {label: some_clients(run.metrics) for label, run in first.items()}
         whose = [f"{label}: scored are {words}" for label, words in some.items() if words]
         missing = len(self.cells) - len(self.finished)

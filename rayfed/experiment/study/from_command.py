@@ -35,6 +35,7 @@ from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import way_to_continue
 from rayfed.record.readers import reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.record.trackers import check_trackers
 from rayfed.terminal.table_formats import fit_width, terminal_width
 
@@ -265,7 +266,7 @@ def report(path: Path, tell: Callable[[str], None], figures: bool) -> None:
             runs = runs.finished()
             tables = TABLES[study.protocol](runs) if runs.folders else Tables(())
         else:
-            tables = Tables((table_of_methods(list(runs.folders.values())),))
+            tables = Tables((table_of_methods(list(map(RecordedRun, runs.folders.values()))),))
         setting = PROTOCOLS[study.protocol].setting if study.protocol else "{name}"
         inside = {
             folder.relative_to(path).as_posix(): f"the run of {method}"
@@ -273,7 +274,7 @@ def report(path: Path, tell: Callable[[str], None], figures: bool) -> None:
             for part, method, folder in study.seeds[0].each()
         }
         pictures = draw_study_figures(path, study) if figures else {}
-        text = document(path, tables.parts, pictures, inside)
+        text = document(RecordedRun(path), tables.parts, pictures, inside)
     write_text(path / "report.md", text)
     if tables.parts:
         tell("\n" + tables.text(terminal_width()))

@@ -20,7 +20,8 @@ from rayfed.experiment.runner import Runner
 from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.cluster_share import ClusterShare
 from rayfed.record import claim as folders
-from rayfed.record.readers import DamagedError, read_rows, read_yaml
+from rayfed.record.readers import DamagedError
+from rayfed.record.recorded_run import RecordedRun
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
@@ -114,7 +115,7 @@ def run_cell(
     def stop(path: Path) -> bool:
         assert cell.stop is not None  # else this function is not used
         with common.asking:
-            return bool(cell.stop(cell.at, [RoundRow(row) for row in read_rows(path)]))
+            return bool(cell.stop(cell.at, [RoundRow(row) for row in RecordedRun(path).rounds]))
 
     config = replace(cell.config, overwrite=False)
     continues = (cell.place / "config.yaml").exists()
@@ -142,15 +143,15 @@ def run_cell(
         try:
             return Outcome(sha256=runner.run(plan, claim))
         except StoppedEarlyError:
-            return Outcome(stopped=len(read_rows(cell.place)))
+            return Outcome(stopped=len(RecordedRun(cell.place).rounds))
 
 
 def _scored_the_same(place: Path, config: Config, trained: str) -> bool:
     """Whether the run in a folder scored the present model of another run, with this config."""
     try:
-        before = read_yaml(place / "config.yaml")
+        before = RecordedRun(place).config
     except DamagedError:
         return False
-    if any(config_changes(before, to_dict(config))):
+    if not before or any(config_changes(before, to_dict(config))):
         return False
     return model_digest(str(place)) == model_digest(trained)

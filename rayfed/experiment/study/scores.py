@@ -1,4 +1,4 @@
-"""Scores of the cells of a study: the reported round, means over parts, and which direction is better."""
+"""Scores of the cells of a study: means over parts, and which direction is better."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rayfed.columns import better_values, is_larger_better, is_result, metric_of
+from rayfed.columns import better_values, is_larger_better
 from rayfed.errors import ConfigError, unknown
 from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, row_names
-from rayfed.report.final_table import last_evaluated
-from rayfed.report.protocols import harmonic_mean, selected_row
+from rayfed.record.recorded_run import Rule
+from rayfed.report.protocols import harmonic_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VALIDATION = "validation"
+VALIDATION: Rule = "validation"
 """Value of `Study.reported`: the round with the best validation score, as in leave_one_out."""
 
 
@@ -41,20 +41,6 @@ def over_parts(scores: Sequence[float], protocol: str) -> float:
     if protocol == "base_to_new":
         return harmonic_mean(*scores)
     return fmean(scores[1:] if protocol == "cross_dataset" else scores)
-
-
-def reported(rows: list[dict[str, Any]], rule: str) -> dict[str, Any]:
-    """The row of the round that is reported of a run, without columns that are no results.
-
-    Args:
-        rows: The rows of its rounds.
-        rule: `last`: the last evaluated one; `validation`: the first one with the best validation score.
-    """
-    if rule == VALIDATION and any(metric_of(row, "val_") for row in rows):
-        row = selected_row(rows)
-    else:
-        row = last_evaluated(rows)
-    return {name: value for name, value in row.items() if is_result(name)}
 
 
 def larger_of(column: str, metric: str) -> bool:

@@ -21,7 +21,8 @@ from rayfed.experiment.study.coordinates import Key, Value, folders_of, in_words
 from rayfed.record import claim as folders
 from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import TENSORS, digest_if_finished
-from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, read_yaml, reading
+from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, reading
+from rayfed.record.recorded_run import RecordedRun, Rule
 from rayfed.user_files import to_json
 from rayfed.user_objects import is_own
 
@@ -68,7 +69,7 @@ class Manifest:
     names: tuple[str, ...]
     entries: dict[Key, ManifestEntry] = field(default_factory=dict)
     score: str | None = None
-    reported: str = "last"
+    reported: Rule = "last"
     protocol: str = ""
     earlier: Path | None = None
 
@@ -221,12 +222,12 @@ def check_same(key: Key, names: Sequence[str], config: Config, entry: ManifestEn
     """
     if entry.description == digest_of(config) or not (place / "config.yaml").exists():
         return
-    cell = f"the cell {in_words(key, names)}"
-    for name, old, new in config_changes(read_yaml(place / "config.yaml"), to_dict(config)):
+    cell, recorded = f"the cell {in_words(key, names)}", RecordedRun(place)
+    for name, old, new in config_changes(recorded.config, to_dict(config)):
         if name != "rounds" or new < old:
             raise ConfigError(differs(name, old, new, place, cell))
     try:
-        before = read_json(place / "environment.json", dict).get("objects") or {}
+        before = recorded.environment.get("objects") or {}
     except DamagedError:
         return  # the run is continued, which says what is damaged
     for name, now in objects_of(config).items():

@@ -42,13 +42,13 @@ from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
 from rayfed.evaluation.metrics import holm
 from rayfed.record.readers import ROWS, STUDY, read_json, read_parquet, read_yaml, reading
+from rayfed.record.recorded_run import RecordedRun, Rule
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import head_notes, some_clients, total_cost, total_steps
 from rayfed.report.method_runs import StudyRuns, runs_in
 from rayfed.report.page import single
 from rayfed.report.page.charts import ROUND, Axis, Cells, Series, curves, heat_map, share_axis
 from rayfed.report.page.parts import Chapter, Page, Part, Section, Sentences, Tiles, shown_as
-from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.single import (
     NOT_COMPARED,
     bytes_of,
@@ -169,7 +169,7 @@ class Member:
             one: means over base and new classes, or over numbers of shots, say nothing.
     """
 
-    run: PageRun
+    run: RecordedRun
     method: str
     setting: str = ""
     averaged: bool = True
@@ -218,12 +218,10 @@ def find(path: Path) -> Found:
         return _study(path)
     check_run_folder(path)
     members = list(_members(path))
-    return Found(
-        title=members[0].run.tables.name, members=members, repeat=repeat_command(path / "config.yaml")
-    )
+    return Found(title=members[0].run.name, members=members, repeat=repeat_command(path / "config.yaml"))
 
 
-def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
+def _members(path: Path, rule: Rule = "last") -> Iterator[Member]:
     """The run in a folder, or those of all folds of a cell of a reproduced table.
 
     Raises:
@@ -231,17 +229,16 @@ def _members(path: Path, by_validation: bool = False) -> Iterator[Member]:
     """
     check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
-        config = read_yaml(path / "config.yaml")
-        protocol = PROTOCOLS.get(str(config.get("protocol")))
+        protocol = PROTOCOLS.get(str(RecordedRun(path).config.get("protocol")))
     if protocol is None:
-        run = PageRun(path, by_validation)
+        run = RecordedRun.opened(path, rule)
         yield Member(run=run, method=run.method)
         return
     inside = [file.parent for file in sorted(path.glob("*/config.yaml"))]
     if not inside:
         raise ConfigError(f"{path}: holds no run (none of its folders has one)")
     for folder in inside:
-        for member in _members(folder, protocol.by_validation):
+        for member in _members(folder, "validation" if protocol.by_validation else "last"):
             setting = protocol.setting.format(name=folder.name)
             yield replace(member, setting=setting, averaged=protocol.by_validation)
 
@@ -252,13 +249,13 @@ def _study(path: Path) -> Found:
     members = []
     with reading(path / STUDY):
         cells = [(str(c["label"]), c["coordinates"].get("part"), path / c["folder"]) for c in tree["cells"]]
-        by_validation = tree["reported"] == "validation"
+        rule: Rule = "validation" if tree["reported"] == "validation" else "last"
         protocol = PROTOCOLS.get(tree["protocol"])
     for label, part, folder in cells:
         if (folder / ROWS).exists():
-            run = PageRun(folder, by_validation)
+            run = RecordedRun.opened(folder, rule)
             words = str(part) if protocol is None else protocol.setting.format(name=part)
-            setting, averaged = ("", True) if part is None else (words, by_validation)
+            setting, averaged = ("", True) if part is None else (words, run.by_validation)
             members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
@@ -279,7 +276,7 @@ def _title(members: Sequence[Member], protocol: Protocol | None, cells: int) -> 
     """Title of the page about a study."""
     methods = list(dict.fromkeys(member.method for member in members))
     if len(members) == 1:
-        return members[0].run.tables.name
+        return members[0].run.name
     if len(methods) > MOST_IN_TITLE:
         return f"Study of {count_of(cells, 'cell')}"
     how = ", each domain held out in turn" if protocol is not None and protocol.by_validation else ""
@@ -293,7 +290,7 @@ def _sweep(path: Path) -> Found:
         name, space = str(tree["name"]), list(tree["space"])
     members = []
     for folder in sorted((path / "runs").glob("*/*/config.yaml")):
-        run = PageRun(folder.parent)
+        run = RecordedRun.opened(folder.parent)
         trial = int(folder.parent.parent.name) if folder.parent.parent.name.isdigit() else 0
         members.append(Member(run=run, method=run.method, setting=f"trial {trial}"))
     if not members:
@@ -339,7 +336,7 @@ def _reproduction(path: Path) -> Found:
             if (path / folder / "config.yaml").exists():
                 held_out = PROTOCOLS["leave_one_out"].setting.format(name=part) if part else ""
                 words = ", ".join(filter(None, (setting, held_out)))
-                run = PageRun(path / folder, by_validation=bool(part))
+                run = RecordedRun.opened(path / folder, "validation" if part else "last")
                 members.append(Member(run=run, method=row, setting=words))
     if not members:
         raise ConfigError(f"{path}: none of the table's runs has begun; there is nothing to report yet")
@@ -641,7 +638,7 @@ def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | Non
     sent = float(BYTES_UP.total(run.rounds) + BYTES_DOWN.total(run.rounds))
     seconds = float(SECONDS.total(run.rounds))
     gflops, trained = total_cost(run.rounds)
-    rest: list[Cell] = [run.row.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
+    rest: list[Cell] = [run.reported.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
     rest += [number or None for number in total_steps(run.rounds)]
     rest += [gflops or None, trained or None, seconds, str(run.path)]
     own = [of(member) for of in statistics]
@@ -859,7 +856,7 @@ def comparisons(members: Sequence[Member]) -> Table | None:
 
 def _heads(members: Sequence[Member]) -> list[str]:
     """A sentence on the heads of the models."""
-    return [note[0].upper() + note[1:] + "." for note in head_notes([m.run.tables for m in members], rule="")]
+    return [note[0].upper() + note[1:] + "." for note in head_notes([m.run for m in members], rule="")]
 
 
 def _own_models(members: Sequence[Member]) -> str:
@@ -868,7 +865,7 @@ def _own_models(members: Sequence[Member]) -> str:
     some = {
         member.method: words
         for member in members
-        if (words := some_clients(member.run.row, member.run.prefix))
+        if (words := some_clients(member.run.reported, member.run.prefix))
     }
     of_some = "".join(f" {method}: scored are {words}." for method, words in some.items())
     if not own or all(member.method in own for member in members):

@@ -35,10 +35,10 @@ from rayfed.columns import (
     level_words,
     share_of,
 )
-from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import spread
 from rayfed.objective import METRICS
-from rayfed.record.readers import read_bytes, read_footer, reading
+from rayfed.record.readers import read_bytes, reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.answer_tables import on_page
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import KINDS as WITHOUT_COLUMNS
@@ -66,37 +66,35 @@ from rayfed.report.page.charts import (
     thin,
 )
 from rayfed.report.page.parts import Figure, Page, Part, Section, Sentences, Tiles, in_time, shown_as
-from rayfed.report.page.run_tables import PageRun
 from rayfed.report.report_md import WORDS
 from rayfed.terminal.table_formats import Cell, Column, Table, in_bytes
 from rayfed.types import Row
-from rayfed.user_files import parse_json
 
 HEADLINES = (MEAN, OVER_DOMAINS, WORST_DOMAIN, WORST_TENTH, SIGMA_TYPE, SIGMA_CLIENT)
 """Columns of a round that the summary shows."""
 
 
-def summary(run: PageRun) -> Section:
+def summary(run: RecordedRun) -> Section:
     """The numbers that matter most, and notes on the run."""
     return Section("Summary", [Tiles(title="Result", pairs=[*_pairs(run)]), Sentences(sentences=_rules(run))])
 
 
-def _unit(words: str, run: PageRun) -> str:
+def _unit(words: str, run: RecordedRun) -> str:
     """Words with the unit of the metric: none, where it is no share."""
     return words if share_of(run.metric) != 1 else words.removesuffix(", %").removesuffix(", points")
 
 
-def _headline(column: ResultColumn, run: PageRun) -> str:
+def _headline(column: ResultColumn, run: RecordedRun) -> str:
     """Words for a column of the reported round, with the name of the worst domain, and with its unit."""
     words = ", ".join(filter(None, (column.words, column.about)))
     if column is MEAN:
-        words = level_in_words(run.row, run.metric, run.prefix)
+        words = level_in_words(run.reported, run.metric, run.prefix)
     elif column is WORST_DOMAIN:
-        words += f": {run.row.get(WORST_NAME.name(of=run.prefix))}"
+        words += f": {run.reported.get(WORST_NAME.name(of=run.prefix))}"
     return _unit(f"{words}, {'points' if column.kind == 'points' else '%'}", run)
 
 
-def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
+def _pairs(run: RecordedRun) -> Iterator[tuple[str, str]]:
     score = Column("", shown_as("percent", run.metric))
     for column in HEADLINES:
         if (value := run.number(column)) is not None:
@@ -104,7 +102,7 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     for words, value in run.unseen.items():
         yield _unit(f"{words}, %", run), score.show(value)
     if run.held_out_score is not None:
-        name = ", ".join(run.tables.held_out)
+        name = ", ".join(run.held_out)
         yield _unit(f"held-out domain: {name}, %", run), score.show(run.held_out_score)
     for part, value in run.without.items():
         yield _unit(f"{WITHOUT_COLUMNS[part]}, mean over domains, %", run), score.show(value)
@@ -117,7 +115,7 @@ def _pairs(run: PageRun) -> Iterator[tuple[str, str]]:
     yield SECONDS.words, in_time(SECONDS.total(run.rounds))
 
 
-def _training(run: PageRun) -> Iterator[tuple[str, str]]:
+def _training(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Cost of training, if it was counted."""
     steps, rows = total_steps(run.rounds)
     if steps:
@@ -128,14 +126,14 @@ def _training(run: PageRun) -> Iterator[tuple[str, str]]:
         yield "parameters that a client trains", Column("", "count").show(trained)
 
 
-def _rules(run: PageRun) -> list[str]:
+def _rules(run: RecordedRun) -> list[str]:
     """The reported round, and the events of the run."""
-    if not run.row:
+    if not run.reported:
         return ["No round was evaluated yet."]
     rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
-    rules = [f"Reported is the {run.metric} of {whose} after round {run.row['round']}, {rule}."]
-    rules += [note[0].upper() + note[1:] + "." for note in head_notes([run.tables], rule="")]
+    rules = [f"Reported is the {run.metric} of {whose} after round {run.reported['round']}, {rule}."]
+    rules += [note[0].upper() + note[1:] + "." for note in head_notes([run], rule="")]
     rules += [f"{note}." for note in own_tensors([run.config])]
     others = () if run.by_validation else selection_notes(run.rounds)
     rules += [f"Other rules: {note.partition('; ')[2]}." for note in others]
@@ -166,7 +164,7 @@ QUANTILES = {
 """Text in place of the clients if there are too many of them."""
 
 
-def over_rounds(run: PageRun) -> Section:
+def over_rounds(run: RecordedRun) -> Section:
     """Score and loss by domain over the rounds, for each kind of model."""
     parts: list[Part] = []
     for model in run.models:
@@ -183,7 +181,7 @@ def over_rounds(run: PageRun) -> Section:
     return Section("Curves", parts)
 
 
-def _by_domain(run: PageRun, model: str, metric: str) -> list[Series]:
+def _by_domain(run: RecordedRun, model: str, metric: str) -> list[Series]:
     rows = run.scores
     rows = rows[(rows["model"] == model) & (rows["metric"] == metric)]
     own = rows[rows["of"] == "client"].groupby(["domain", "round"])["value"].agg(["min", "max"])
@@ -211,10 +209,9 @@ def _by_domain(run: PageRun, model: str, metric: str) -> list[Series]:
     return series
 
 
-def _place(run: PageRun, domain: str, other: int) -> int:
+def _place(run: RecordedRun, domain: str, other: int) -> int:
     """The place of a domain in the data set, which decides its colour in all figures."""
-    order = list(run.tables.domains)
-    return order.index(domain) if domain in order else other
+    return run.domains.index(domain) if domain in run.domains else other
 
 
 def quantile_curves(rows: pd.DataFrame) -> list[Series]:
@@ -226,7 +223,7 @@ def quantile_curves(rows: pd.DataFrame) -> list[Series]:
     ]
 
 
-def domains_and_clients(run: PageRun) -> Section:
+def domains_and_clients(run: RecordedRun) -> Section:
     """Tables of the domains and of the clients, and the clients' scores at the end and over the rounds."""
     parts: list[Part] = [Table(title="Domains", columns=_domain_columns(run), rows=list(_domain_rows(run)))]
     own = run.now("client", run.deployed, run.metric)
@@ -247,7 +244,7 @@ def domains_and_clients(run: PageRun) -> Section:
             ],
             Axis(name="client, from the lowest", kind="count", whole=True),
             share_axis(run.metric),
-            f"Round {run.row['round']}.",
+            f"Round {run.reported['round']}.",
         )
     )
     parts.append(_clients_over_rounds(run))
@@ -255,7 +252,7 @@ def domains_and_clients(run: PageRun) -> Section:
     return Section("Domains and clients", parts)
 
 
-def _domain_columns(run: PageRun) -> list[Column]:
+def _domain_columns(run: RecordedRun) -> list[Column]:
     what = run.environment.get("examples", "examples")
     counts = [Column("clients", "count"), Column(f"train {what}", "count"), Column(f"test {what}", "count")]
     scored = [Column(f"{model} {run.metric}", shown_as("percent", run.metric)) for model in run.models]
@@ -269,7 +266,7 @@ def _domain_columns(run: PageRun) -> list[Column]:
     ]
 
 
-def _domain_rows(run: PageRun) -> Iterator[list[str | float | None]]:
+def _domain_rows(run: RecordedRun) -> Iterator[list[str | float | None]]:
     counts = split_counts(run)
     scored = {
         model: {**run.now("domain", model, run.metric), **run.now("held out", model, run.metric)}
@@ -278,21 +275,21 @@ def _domain_rows(run: PageRun) -> Iterator[list[str | float | None]]:
     loss = {**run.now("domain", run.deployed, "loss"), **run.now("held out", run.deployed, "loss")}
     own = run.now("client", run.deployed, run.metric)
     extremes = own.groupby(own.index.map(lambda cid: run.clients.get(str(cid), ""))).agg(["min", "max"])
-    names = run.order([*run.tables.domains, *(name for found in scored.values() for name in found)])
+    names = run.order([*run.domains, *(name for found in scored.values() for name in found)])
     for name in names:
         sizes = counts.get(name, {})
         ends = list(extremes.loc[name]) if name in extremes.index else [None, None]
-        label = name + (" (held out)" if name in run.tables.held_out else "")
+        label = name + (" (held out)" if name in run.held_out else "")
         tested = sizes.get("test", 0) + sizes.get("held_out", 0)
         values = [scored[model].get(name) for model in run.models]
         yield [label, sizes.get("clients", 0), sizes.get("train", 0), tested, *values, *ends, loss.get(name)]
 
 
-def split_counts(run: PageRun) -> dict[str, dict[str, int]]:
+def split_counts(run: RecordedRun) -> dict[str, dict[str, int]]:
     """Numbers of clients and of examples of each split, by domain."""
-    if run.tables.manifest is None:
+    if run.partition is None:
         return {}
-    manifest = run.tables.manifest.select(["domain", "split", "client"])
+    manifest = run.partition.select(["domain", "split", "client"])
     pairs = manifest.group_by(["domain", "split"]).aggregate([([], "count_all")]).to_pylist()
     counts: dict[str, dict[str, int]] = {}
     for pair in pairs:
@@ -303,7 +300,7 @@ def split_counts(run: PageRun) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _clients_over_rounds(run: PageRun) -> Figure:
+def _clients_over_rounds(run: RecordedRun) -> Figure:
     """Scores of the clients over the rounds: a heat map, or quantiles of many clients."""
     rows = run.scores
     rows = rows[(rows["of"] == "client") & (rows["model"] == run.deployed) & (rows["metric"] == run.metric)]
@@ -316,7 +313,7 @@ def _clients_over_rounds(run: PageRun) -> Figure:
 
 
 def by_client_and_round(
-    run: PageRun, title: str, rows: pd.DataFrame, value: Column, colours: Colours = "range"
+    run: RecordedRun, title: str, rows: pd.DataFrame, value: Column, colours: Colours = "range"
 ) -> Figure:
     """A heat map of clients, domain by domain, and rounds.
 
@@ -345,7 +342,7 @@ def by_client_and_round(
     return heat_map(title, cells, caption)
 
 
-def _client_grid(run: PageRun, own: pd.Series[float]) -> Table:
+def _client_grid(run: RecordedRun, own: pd.Series[float]) -> Table:
     """A row for each client, or the quantiles of each domain."""
     loss = run.now("client", run.deployed, "loss")
     if len(own) <= MOST_CLIENTS:
@@ -381,7 +378,7 @@ MOST_STEPS = 200
 """Largest number of points of a cumulative curve."""
 
 
-def fairness(run: PageRun) -> Section:
+def fairness(run: RecordedRun) -> Section:
     """Deviations, the ends of the distribution, the cumulative curve of the clients' scores."""
     parts: list[Part] = []
     deviations = [
@@ -405,7 +402,7 @@ def fairness(run: PageRun) -> Section:
     return Section("Fairness", parts)
 
 
-def test_sets(runs: Sequence[PageRun]) -> tuple[str, ...]:
+def test_sets(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """A sentence on clients that share a test set and a model, and so a score; none where none do."""
     counts: dict[tuple[int, int], None] = {}
     for run in runs:
@@ -419,7 +416,7 @@ def test_sets(runs: Sequence[PageRun]) -> tuple[str, ...]:
     return (f"{'; '.join(texts)}: {what}.",)
 
 
-def of_rounds(run: PageRun, column: ResultColumn, words: str) -> Series:
+def of_rounds(run: RecordedRun, column: ResultColumn, words: str) -> Series:
     """A column of the rounds as a curve; without points where no round has it."""
     full = column.name(run.metric, run.prefix)
     points = [(row["round"], row[full]) for row in run.rounds if isinstance(row.get(full), int | float)]
@@ -484,23 +481,23 @@ MOST_CLASSES = 60
 """Largest number of classes that have a column each."""
 
 
-def holdings(run: PageRun) -> Section:
+def holdings(run: RecordedRun) -> Section:
     """Classes of the clients, or of the domains of many clients, and numbers of examples."""
-    if run.tables.manifest is None:
+    if run.partition is None:
         return Section("Who has what", [])
     what = run.environment.get("examples", "examples")
     names = ["client", "domain", "label", "split"]
-    rows = run.tables.manifest.select(names).to_pandas(strings_to_categorical=True)
+    rows = run.partition.select(names).to_pandas(strings_to_categorical=True)
     own = rows[rows["client"].astype(str) != ""]
     parts: list[Part] = []
-    if not run.tables.segmentation and 1 < own["label"].nunique() <= MOST_CLASSES:
+    if not run.segmentation and 1 < own["label"].nunique() <= MOST_CLASSES:
         parts.append(_classes(run, own, what))
     parts.append(_sizes(run, own, what))
     parts.append(_table(run, own, what))
     return Section("Who has what", parts)
 
 
-def _classes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
+def _classes(run: RecordedRun, own: pd.DataFrame, what: str) -> Figure:
     by_client = len(run.clients) <= MOST_CLIENTS
     key = "client" if by_client else "domain"
     counts = own.groupby([key, "label"], observed=True).size().unstack(fill_value=0)
@@ -521,16 +518,13 @@ def _classes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
     return heat_map(f"Classes of each {key}", cells, caption)
 
 
-def class_names(run: PageRun, labels: Sequence[int]) -> list[str]:
+def class_names(run: RecordedRun, labels: Sequence[int]) -> list[str]:
     """Names of these classes, from the manifest; their numbers where it has no names."""
-    stored = ((run.tables.manifest.schema.metadata or {}) if run.tables.manifest is not None else {}).get(
-        META
-    )
-    names = parse_json(stored).get("classes", []) if stored else []
+    names = run.about_partition.get("classes", [])
     return [str(names[label]) if label < len(names) else str(label) for label in labels]
 
 
-def _sizes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
+def _sizes(run: RecordedRun, own: pd.DataFrame, what: str) -> Figure:
     """Numbers of training examples of the clients, the largest first."""
     counts = own[own["split"] == "train"].groupby("client", observed=True).size().sort_values(ascending=False)
     every = np.zeros(max(len(run.clients), len(counts)), dtype=int)
@@ -543,7 +537,7 @@ def _sizes(run: PageRun, own: pd.DataFrame, what: str) -> Figure:
     )
 
 
-def _table(run: PageRun, own: pd.DataFrame, what: str) -> Table:
+def _table(run: RecordedRun, own: pd.DataFrame, what: str) -> Table:
     """Numbers of examples by split: a row for each client, or quantiles for each domain."""
     counts = own.groupby(["client", "split"], observed=True).size().unstack(fill_value=0)
     splits = [name for name in ("train", "val", "test") if name in counts.columns]
@@ -577,7 +571,7 @@ MOST_EVENTS = 200
 """Largest number of failures that are listed one by one."""
 
 
-def transfers(run: PageRun) -> Section:
+def transfers(run: RecordedRun) -> Section:
     """Bytes over the rounds, by exchange, by domain and by client, and the score that they bought."""
     parts: list[Part] = []
     numbers = [row["round"] for row in run.rounds]
@@ -604,7 +598,7 @@ def transfers(run: PageRun) -> Section:
 
 
 def _score_over(
-    run: PageRun, title: str, axis: Axis, of: Callable[[Row], float], caption: str = ""
+    run: RecordedRun, title: str, axis: Axis, of: Callable[[Row], float], caption: str = ""
 ) -> Iterator[Part]:
     """The score after each round over what all rounds until then cost, `of` being the cost of one."""
     key = run.prefix + run.metric
@@ -626,7 +620,7 @@ def _shares(title: str, what: str, sums: pd.DataFrame) -> Table:
     return Table(title=title, columns=[*columns, Column("share of all", "percent")], rows=rows)
 
 
-def _by_client(run: PageRun, sums: pd.DataFrame) -> Table:
+def _by_client(run: RecordedRun, sums: pd.DataFrame) -> Table:
     """Bytes of each client over the run, or quantiles of many."""
     ways = [Column(words, "bytes") for words in DIRECTIONS.values()]
     rows: list[list[Cell]]
@@ -643,7 +637,7 @@ def _by_client(run: PageRun, sums: pd.DataFrame) -> Table:
     return Table(title="Bytes of a client", notes=(caption,), columns=[Column("quantile"), *ways], rows=rows)
 
 
-def times(run: PageRun) -> Section:
+def times(run: RecordedRun) -> Section:
     """Seconds of the rounds, share in which actors were idle, virtual time, and operations of training."""
     parts: list[Part] = []
     rows = [row for row in run.rounds if isinstance(row.get("seconds"), int | float)]
@@ -670,7 +664,7 @@ def times(run: PageRun) -> Section:
     return Section("Time", parts)
 
 
-def _idle(run: PageRun) -> Iterator[Part]:
+def _idle(run: RecordedRun) -> Iterator[Part]:
     """Share of the rounds in which no call of a client ran."""
     points = []
     for row in run.rounds:
@@ -688,7 +682,7 @@ def _idle(run: PageRun) -> Iterator[Part]:
         yield curves("Idle share of the actors", [series], ROUND, percent_axis("idle"), caption)
 
 
-def failures(run: PageRun) -> Section:
+def failures(run: RecordedRun) -> Section:
     """Failures by kind, one by one, and missing clients."""
     parts: list[Part] = []
     missing = [(row["round"], row["missing"]) for row in run.rounds if row.get("missing")]
@@ -763,13 +757,13 @@ MOST_NUMBERS = 12
 """Largest number of further columns of a round that are drawn."""
 
 
-def method(run: PageRun) -> Section:
+def method(run: RecordedRun) -> Section:
     """Blocks, groups, weights and gaps of the clients, further numbers of the rounds, and pictures."""
     parts = [*_blocks(run), *_groups(run), *_weights(run), *_gaps(run), *_numbers(run), *_pictures(run)]
     return Section("Method", parts)
 
 
-def _blocks(run: PageRun) -> Iterator[Part]:
+def _blocks(run: RecordedRun) -> Iterator[Part]:
     """Clients that hold each block, by round; and how often each client holds each block."""
     rows = run.frame("allocations", ["round", "client", "blocks"])
     if rows.empty:
@@ -807,7 +801,7 @@ def _blocks(run: PageRun) -> Iterator[Part]:
     yield heat_map("How often each client holds each block", cells, "Of the rounds in which it took part.")
 
 
-def _groups(run: PageRun) -> Iterator[Part]:
+def _groups(run: RecordedRun) -> Iterator[Part]:
     """Group of each client over the rounds; of many clients, the sizes of the groups."""
     rows = run.frame("clusters", ["round", "client", "cluster"])
     if rows.empty:
@@ -837,7 +831,7 @@ def _group_sizes(rows: pd.DataFrame) -> Figure:
     return curves("Sizes of the groups", series, ROUND, axis, "In each round, the largest group first.")
 
 
-def _weights(run: PageRun) -> Iterator[Part]:
+def _weights(run: RecordedRun) -> Iterator[Part]:
     """Weights of domains and clients in the mean of each round."""
     rows = run.frame("aggregation", ["round", "client", "weight"]).rename(columns={"weight": "value"})
     rows = rows[rows["value"].notna()]
@@ -847,7 +841,7 @@ def _weights(run: PageRun) -> Iterator[Part]:
     rows["domain"] = rows["client"].map(run.clients).fillna("all clients")
     sums = rows.groupby(["domain", "round"])["value"].sum()
     order = run.order(list(rows["domain"].unique()))
-    places = list(run.tables.domains)
+    places = run.domains
     if len(order) <= MOST_DOMAINS:
         series = [
             Series(
@@ -869,20 +863,20 @@ def _weights(run: PageRun) -> Iterator[Part]:
     yield by_client_and_round(run, "Weight of each client", rows, weight, "zero")
 
 
-def _gaps(run: PageRun) -> Iterator[Part]:
+def _gaps(run: RecordedRun) -> Iterator[Part]:
     """Variance of the generalization gaps under the weights of different servers."""
-    if "gap" not in run.columns_of("gaps") or not (run.path / "gaps.parquet").exists():
+    if "gap" not in run.columns_of("gaps"):
         return
     series = [
         Series(label=LABELS.get(name, name), x=[n for n, _ in points], y=[v for _, v in points])
-        for name, points in gap_variances(run.path).items()
+        for name, points in gap_variances(run).items()
     ]
     axis = Axis(name="variance", low=0.0)
     caption = "Sum over pairs of clients of squared differences, under the weights of different servers."
     yield curves("Variance of the clients' generalization gaps", series, ROUND, axis, caption)
 
 
-def _numbers(run: PageRun) -> Iterator[Part]:
+def _numbers(run: RecordedRun) -> Iterator[Part]:
     """Further numbers of the rounds, which the method or the schedule wrote."""
     keys = dict.fromkeys(key for row in run.rounds for key in row if not key.startswith(SHOWN_ELSEWHERE))
     if any("lr" in row for row in run.rounds):
@@ -895,7 +889,7 @@ def _numbers(run: PageRun) -> Iterator[Part]:
             yield curves(f"{key} over the rounds", [series], ROUND, Axis(name=key))
 
 
-def _pictures(run: PageRun) -> Iterator[Part]:
+def _pictures(run: RecordedRun) -> Iterator[Part]:
     """Figures of the run's folder whose numbers are too many for this page."""
     for name, title in PICTURES.items():
         file = run.path / "figures" / f"{name}.png"
@@ -906,16 +900,15 @@ def _pictures(run: PageRun) -> Iterator[Part]:
             yield Figure(title=title, svg=picture, summary=title, columns=[], rows=[])
 
 
-def answers(run: PageRun) -> Section:
+def answers(run: RecordedRun) -> Section:
     """Answers that the language model wrote, with their scores."""
     return Section("Answers", on_page(run.path))
 
 
-def other_tables(run: PageRun) -> Table | None:
+def other_tables(run: RecordedRun) -> Table | None:
     """The Parquet tables in the folder, with their columns; None where there are none."""
-    rows = [
-        [file.name, read_footer(file).num_rows, ", ".join(run.columns_of(file.stem))]
-        for file in sorted(run.path.glob("*.parquet"))
+    rows: list[list[Cell]] = [
+        [f"{name}.parquet", count, ", ".join(run.columns_of(name))] for name, count in run.tables.items()
     ]
     columns = [Column("file"), Column("rows", "count"), Column("columns")]
     return Table(title="Tables in the folder", columns=columns, rows=rows, folded=True) if rows else None
@@ -950,7 +943,7 @@ def repeat_command(file: Path) -> str:
     return f"python -m rayfed.run --config {shlex.quote(str(file))} output=NEW"
 
 
-def commands(run: PageRun) -> Section:
+def commands(run: RecordedRun) -> Section:
     """The commands of a run, and one that repeats it exactly."""
     sentences = ["This repeats the run in a new folder; config and seed decide every number of it."]
     if run.digest:
@@ -966,20 +959,20 @@ def commands(run: PageRun) -> Section:
     return Section("Repeat it", parts)
 
 
-def environment(runs: Sequence[PageRun], names: Sequence[str] = ("value",)) -> Table:
+def environment(runs: Sequence[RecordedRun], names: Sequence[str] = ("value",)) -> Table:
     """Versions and digests of runs, a column for each; what differs is highlighted."""
     facts = [dict(flat({k: v for k, v in run.environment.items() if k != "commands"})) for run in runs]
     return _side_by_side("Environment", "fact", facts, names)
 
 
-def config(run: PageRun) -> Section:
+def config(run: RecordedRun) -> Section:
     """Every setting of a run."""
     rows: list[list[Cell]] = [[key, config_text(value)] for key, value in flat(run.config)]
     grid = Table(title="All settings", columns=[Column("key"), Column("value")], rows=rows, folded=True)
     return Section("Config", [grid])
 
 
-def configs(runs: Sequence[PageRun], names: Sequence[str]) -> Section:
+def configs(runs: Sequence[RecordedRun], names: Sequence[str]) -> Section:
     """The settings that differ between runs, highlighted, and those that do not."""
     trees = [dict(flat(run.config)) for run in runs]
     keys = list(dict.fromkeys(key for one in trees for key in one))
@@ -1030,7 +1023,7 @@ def glossary() -> Section:
     return Section("Words", [Table(title="What the words mean", columns=columns, rows=rows, folded=True)])
 
 
-def facts(run: PageRun, name: str) -> dict[str, Any]:
+def facts(run: RecordedRun, name: str) -> dict[str, Any]:
     """Facts about the making of a run, for the file with the numbers."""
     return {
         "name": name,
@@ -1042,7 +1035,7 @@ def facts(run: PageRun, name: str) -> dict[str, Any]:
     }
 
 
-SECTIONS: Sequence[Callable[[PageRun], Section]] = (
+SECTIONS: Sequence[Callable[[RecordedRun], Section]] = (
     summary,
     over_rounds,
     domains_and_clients,
@@ -1059,7 +1052,7 @@ SECTIONS: Sequence[Callable[[PageRun], Section]] = (
 """The sections about a run, in their order; one without parts is left out."""
 
 
-def sections(run: PageRun) -> list[Section]:
+def sections(run: RecordedRun) -> list[Section]:
     """All sections about a run.
 
     Raises:
@@ -1070,7 +1063,7 @@ def sections(run: PageRun) -> list[Section]:
     return [section for section in all_sections if section.parts]
 
 
-def single_page(run: PageRun) -> Page:
+def single_page(run: RecordedRun) -> Page:
     """The page about one run.
 
     Raises:
@@ -1081,8 +1074,8 @@ def single_page(run: PageRun) -> Page:
         f"{model.get('name')}, {tuning.get('name')}, {len(run.rounds)} of {run.planned} rounds; {run.path}"
     )
     return Page(
-        title=run.tables.name,
+        title=run.name,
         subtitle=subtitle,
         sections=[*sections(run), glossary()],
-        facts=[facts(run, run.tables.name)],
+        facts=[facts(run, run.name)],
     )

@@ -15,6 +15,7 @@ from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ConfigError
 from rayfed.experiment.single_run import classes_in_words
+from rayfed.record.recorded_run import RecordedRun
 from tests.conftest import STEADY
 from tests.rounding import near
 
@@ -125,7 +126,7 @@ def test_scores_follow_the_choice_of_clients_and_say_of_how_many_they_are(method
     assert run.clients["accuracy"].notna().sum() == 3
     assert "mean over 3 of 5 clients" in (tmp_path / "run" / "report.md").read_text()
     assert (
-        rayfed.report.final_table.final_table(tmp_path / "run")
+        rayfed.report.final_table.final_table(RecordedRun(tmp_path / "run"))
         .notes[0]
         .startswith("mean over 3 of 5 clients")
     )

@@ -10,9 +10,9 @@ import rayfed
 from rayfed.engine.loop import make_cohort, run_rounds, score_global, score_without
 from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import WITHOUT
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
-from rayfed.report.page.run_tables import PageRun
 from rayfed.resume import main
 from rayfed.testing import small_setup
 from tests.conftest import SMALL, STEADY
@@ -102,10 +102,10 @@ def test_columns_are_the_same_after_resume_and_change_no_tensor(small):
     assert (run.path / WITHOUT).read_bytes() == (whole.path / WITHOUT).read_bytes() != first
     assert not (plain.path / WITHOUT).exists()
     assert plain.sha256 == whole.sha256
-    table = final_table(whole.path)
+    table = final_table(RecordedRun(whole.path))
     assert table.columns[-2:] == ("without_adapters", "without_head")
-    assert final_table(run.path).rows == table.rows
-    assert final_table(plain.path).columns == table.columns[:-2]
+    assert final_table(RecordedRun(run.path)).rows == table.rows
+    assert final_table(RecordedRun(plain.path)).columns == table.columns[:-2]
     found = json.loads((whole.path / WITHOUT).read_text())
     shown = {row[0]: row[-2:] for row in table.rows}
     for domain, value in found["adapters"]["by_domain"].items():
@@ -114,14 +114,14 @@ def test_columns_are_the_same_after_resume_and_change_no_tensor(small):
     (whole.path / WITHOUT).unlink()
     assert main([str(whole.path), "--quiet"]) == 0
     assert json.loads((whole.path / WITHOUT).read_text()) == found
-    assert PageRun(whole.path).without == {kind: one["domains"] for kind, one in found.items()}
+    assert RecordedRun.opened(whole.path).without == {kind: one["domains"] for kind, one in found.items()}
 
 
 def test_all_of_a_network_has_no_columns_and_a_note_says_why(cache, tmp_path):
     options = [o for o in SMALL if not o.startswith("tuning.")]
     path = tmp_path / "run"
     rayfed.simulate([*options, *ON, "tuning=full", "cluster=inline", f"data.cache={cache}", f"output={path}"])
-    table = final_table(path)
+    table = final_table(RecordedRun(path))
     assert "without_adapters" not in table.columns
     why = "empty, because the whole network is what is trained"
     assert f"without_adapters, without_head: {why}" in table.notes
@@ -148,7 +148,7 @@ def test_a_comparison_says_where_methods_differ_by_less_than_the_adapters_add(sm
         found = json.loads((folder / WITHOUT).read_text())
         found["adapters"]["domains"] = score - added
         (folder / WITHOUT).write_text(json.dumps(found))
-    table = table_of_methods(folders)
+    table = table_of_methods([*map(RecordedRun, folders)])
     place = table.columns.index("without_adapters")
     assert table.columns[place + 1] == "without_head"
     assert [row[place] for row in table.rows] == [f"{100 * (score - added):.1f}" for score in scores]

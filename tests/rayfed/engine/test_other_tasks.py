@@ -12,6 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import client_table, final_table
 from tests.conftest import quickly
 from tests.rayfed.data.readers.test_shakespeare import script
@@ -61,7 +62,7 @@ def test_methods_read(text, method):
     result = rayfed.simulate([*text, f"algorithm={method}"])
     rows = read_rows(result.path)
     assert rows[1]["loss"] < rows[0]["loss"] < np.log(80)
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     assert table.columns == (
         "accuracy %",
         "clients",
@@ -87,7 +88,7 @@ def test_a_table_of_dice_says_dice(volumes):
     result = rayfed.simulate(
         [*volumes, "data.held_out=HK", "data.domains=[RUNMC, UCL, HK]", "rounds=1", "figures=true"]
     )
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     assert table.columns[2:] == ("train slices", "test slices", "global dice %", "personal dice %")
     assert table.rows[-1][0] == "HK (held out)"
     assert "accuracy" not in (result.path / "report.md").read_text()

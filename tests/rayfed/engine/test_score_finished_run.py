@@ -18,7 +18,8 @@ from rayfed.errors import ConfigError
 from rayfed.federation.tensors_that_stay import STAYS
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS
-from rayfed.record.readers import read_rows, read_table
+from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.resume import main as resume
 from rayfed.testing import small_setup, without_times
 from rayfed.tuning.base import copies, load
@@ -51,7 +52,7 @@ def folder(whole, tmp_path):
 
 def values_of(path, metric):
     """Score of each client on its test samples."""
-    rows = [row for row in read_table(path, "clients") if row["exchange"] == "report_clients"]
+    rows = [row for row in RecordedRun(path).rows("clients") if row["exchange"] == "report_clients"]
     return {row["client"]: row["value"] for row in rows if row["metric"] == metric}
 
 

@@ -18,6 +18,7 @@ from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import STEP, Server
 from rayfed.record.readers import read_yaml
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import privacy_notes
 from rayfed.testing import play
@@ -72,7 +73,7 @@ def test_clients_that_share_their_passes_are_clipped_and_made_noisy_each_for_its
         in note
     )
     assert f"{note}  \n" in (alone.path / "report.md").read_text()
-    assert f"fedavg: {note}" in table_of_methods([alone.path]).notes
+    assert f"fedavg: {note}" in table_of_methods([RecordedRun(alone.path)]).notes
 
 
 def test_a_run_is_continued_with_what_top_k_did_not_send(tmp_path):

@@ -22,6 +22,7 @@ from rayfed.federation.client import backward
 from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import final_table
 from rayfed.report.report_md import harness_command
 from rayfed.testing import without_times
@@ -203,7 +204,7 @@ def test_groups_agree_with_single_clients(folder, cache, case):
 def test_a_run_ends_in_a_table(folder, cache, tmp_path, capsys):
     options = settings(folder, cache, "gpt2-lm", "algorithm=fedavg", "model.size=8")
     result = rayfed.simulate([*options, f"output={tmp_path / 'run'}"], quiet=False)
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     [cut] = [note for note in table.notes if note.startswith("cut at model.size=8 tokens, of 48 texts: ")]
     assert "a part of the prompt of " in cut
     assert cut.endswith("; a larger model.size cuts fewer")
@@ -305,7 +306,7 @@ def test_a_number_is_learned_for_a_pair_of_texts(folder, cache, tmp_path):
     result = rayfed.simulate(
         [*own, *train, *shown, model, "algorithm=fedavg", "data.test=0.3", f"output={tmp_path / 'run'}"]
     )
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     assert table.columns[4] == "global pearson"
     last = read_rows(result.path)[-1]
     assert last["pearson"] > 0.5
@@ -344,7 +345,7 @@ def test_a_user_learns_how_many_tokens_were_learned(folder, cache, tmp_path):
     for model, says in (("gpt2-lm", True), ("bert", False)):
         path = tmp_path / model
         rayfed.simulate([*settings(folder, cache, model, "algorithm=fedavg"), f"output={path}"])
-        assert ("of them learned)" in " ".join(final_table(path).notes)) is says
+        assert ("of them learned)" in " ".join(final_table(RecordedRun(path)).notes)) is says
 
 
 PEFT_READS = ("bert", "roberta", "distilbert", "gpt2", "llama", "gpt2-lm", "qwen2-lm")
@@ -370,7 +371,7 @@ def peft_agrees(folder, cache, tmp_path, model, method):
     load(ours, load_file(result.path / "model" / "params.safetensors"))
     ours.eval()
     base, adapter = str(folder / model), result.path / "model"
-    command = harness_command(result.path)
+    command = harness_command(RecordedRun(result.path))
     assert bool(command) == model.endswith("-lm")
     assert command in (result.path / "report.md").read_text()
     if model.endswith("-lm"):

@@ -18,6 +18,7 @@ from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import final_table
 from rayfed.types import Broadcast
 from tests.conftest import ROOT, SMALL
@@ -170,7 +171,7 @@ def test_the_virtual_clock_of_a_run(small):
         assert result.history["virtual_seconds"][number] == pytest.approx(max(visits))
     assert result.history["virtual_time"].tolist() == result.history["virtual_seconds"].cumsum().tolist()
     assert (result.path / "figures" / "time_to_accuracy.png").exists()
-    assert final_table(result.path).notes[-1].startswith("virtual time")
+    assert final_table(RecordedRun(result.path)).notes[-1].startswith("virtual time")
 
 
 def test_the_slow_are_dropped_at_the_deadline_and_the_table_says_so(small):
@@ -182,7 +183,7 @@ def test_the_slow_are_dropped_at_the_deadline_and_the_table_says_so(small):
     result = small(*common, "faults.deadline=0.5")
     assert result.history["missing"].tolist() == [2, 2]
     assert result.history["virtual_time"].tolist() == [0.5, 1.0]
-    table = final_table(result.path)
+    table = final_table(RecordedRun(result.path))
     assert table.notes[-2:] == (
         "missing: 4 client visits over the run, with 10 clients drawn",
         "virtual time 1.0 s",
@@ -193,7 +194,7 @@ def test_the_slow_are_dropped_at_the_deadline_and_the_table_says_so(small):
 
 
 def test_the_table_says_that_nobody_ever_answered(small):
-    table = final_table(small("faults.dropout=1").path)
+    table = final_table(RecordedRun(small("faults.dropout=1").path))
     assert any(
         note.endswith("no client answered in any round, so nothing was trained") for note in table.notes
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
 from rayfed.report.method_runs import runs_in
@@ -31,7 +32,7 @@ def compared(small):
 
 def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
     folders = compared("data.limit=48")
-    table = table_of_methods(folders)
+    table = table_of_methods([*map(RecordedRun, folders)])
     assert [row[0] for row in table.rows] == [
         "fedavg",
         "fedavg, personal models",
@@ -39,7 +40,7 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
         "ditto, personal models",
     ]
     for place, folder in enumerate(folders):
-        own = final_table(folder)
+        own = final_table(RecordedRun(folder))
         [row] = read_rows(folder)
         sent = f"{(row['bytes_up'] + row['bytes_down']) / 1e6:,.1f}"
         trained = (f"{row['local_steps']:,}", f"{row['local_examples']:,}")
@@ -72,14 +73,14 @@ def test_every_scored_model_has_a_row_with_its_own_numbers(compared):
 def test_a_sample_of_clients_is_said_where_there_is_one(compared, also, said):
     folders = compared("evaluation.clients=3", *also)
     note = "models scored on 3 clients (evaluation.clients), the same for all methods"
-    assert (note in table_of_methods(folders).notes) is said
-    assert (note in final_table(folders[0]).notes) is said
+    assert (note in table_of_methods([*map(RecordedRun, folders)]).notes) is said
+    assert (note in final_table(RecordedRun(folders[0])).notes) is said
 
 
 def test_a_method_that_trains_another_tuning_than_its_own_is_said_below_the_table(small):
     path = small("algorithm=fedavg", "compare=promptfl", "model=clip_mini", "tuning=lora", "rounds=1").path
     note = "promptfl trains tuning=lora here, not its own tuning=text_prompt"
-    assert note in table_of_methods(runs_of(path)).notes
+    assert note in table_of_methods([*map(RecordedRun, runs_of(path))]).notes
     assert note in (path / "report.md").read_text()
 
 
@@ -87,7 +88,7 @@ def test_frozen_blocks_in_the_bytes_are_said(small):
     path = small(
         "algorithm=fedra", "compare=inclusivefl", "tuning=lora", "capacity=1", "rounds=1", "data.limit=24"
     ).path
-    notes = table_of_methods(runs_of(path)).notes
+    notes = table_of_methods([*map(RecordedRun, runs_of(path))]).notes
     said = "bytes include the frozen blocks that clients download (server.frozen_cache={})"
     assert f"fedra: {said.format('none')}" in notes
     assert f"inclusivefl: {said.format('all')}" in notes
@@ -96,5 +97,5 @@ def test_frozen_blocks_in_the_bytes_are_said(small):
 def test_settings_in_which_the_methods_differ_are_said_below_the_table(small):
     path = small("algorithm=fedavg", "compare=scaffold", "rounds=1", "data.limit=24").path
     note = "settings of the methods differ: server.weighting is data_size with fedavg, uniform with scaffold"
-    assert note in table_of_methods(runs_of(path)).notes
+    assert note in table_of_methods([*map(RecordedRun, runs_of(path))]).notes
     assert note in (path / "report.md").read_text()

@@ -18,10 +18,10 @@ from rayfed.federation.client_tasks import evaluate, fit
 from rayfed.federation.executor import Call
 from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import feature_map, landscape
 from rayfed.report import feature_map as features
 from rayfed.report import landscape as measured
-from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import draw_partition, gap_variance, gap_variances
 from rayfed.report.reopen import reopen
 from tests.conftest import quickly
@@ -55,18 +55,18 @@ def test_variances_are_those_of_the_table(tmp_path):
         {"round": 3, "client": str(i), "model": "gap", "gap": g} for i, g in enumerate((0.1, float("nan")))
     ]
     write_parquet(tmp_path / "gaps.parquet", rows)
-    found = gap_variances(tmp_path)
+    found = gap_variances(RecordedRun(tmp_path))
     assert found.keys() == {"gap", "gap_faa"}
     assert [number for number, _ in found["gap"]] == [1, 2]  # the unknown gap of round 3 is left out
     V5.matches([v for _, v in found["gap"]], [expected] * 2)
     V5.matches([v for _, v in found["gap_faa"]], [0.01 * expected, 0.04 * expected])
-    assert gap_variance(RunTables(tmp_path / "nothing")) is None
+    assert gap_variance(RecordedRun(tmp_path / "nothing")) is None
 
 
 @pytest.mark.slow
 @pytest.mark.steady
 def test_a_comparing_run_draws_all_three_servers(run):
-    found = gap_variances(run)
+    found = gap_variances(RecordedRun(run))
     rows = read_rows(run)
     assert found.keys() == {"gap", "gap_ga", "gap_fedavg", "gap_faa"}
     for name, points in found.items():

@@ -8,10 +8,11 @@ import torch
 from matplotlib.colors import to_hex
 
 from rayfed.record.atomic_files import write_text
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
 from rayfed.report.figures import OF_FOLDS, score_by_fold, score_by_fold_and_round
-from rayfed.report.final_table import RunTables
 from rayfed.report.method_runs import MethodRuns
+from rayfed.report.style import looks
 from tests.rayfed.report.tables import write_run
 from tests.rounding import near
 
@@ -49,9 +50,20 @@ def test_bars_are_the_selected_rounds_and_their_mean(run):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "afl"]
 
 
+def test_of_equal_validation_scores_the_bars_are_the_round_that_the_config_says(run):
+    for folder in run.folders.values():
+        lines = (folder / "rounds.jsonl").read_text().splitlines()
+        rows = [{**json.loads(line), "val_accuracy": 0.5} for line in lines]
+        write_text(folder / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        config = (folder / "config.yaml").read_text()
+        write_text(folder / "config.yaml", config + "evaluation: {ties: last}\n")
+    held_out, _ = score_by_fold(run).figure.axes
+    assert [bar.get_height() for bar in held_out.patches][:3] == pytest.approx([23, 33, 13])  # in round 3
+
+
 def test_curves_have_the_colours_of_the_domains_and_a_mean(run):
     axis = score_by_fold_and_round(run).figure.axes[0]
-    domains = RunTables(run.folders["fedavg", "plain"]).domains
+    domains = looks(RecordedRun(run.folders["fedavg", "plain"]).domains)
     *curves, mean = axis.lines
     assert [to_hex(line.get_color()) for line in curves] == [domains[d].colour.lower() for d in IN_ORDER]
     near(

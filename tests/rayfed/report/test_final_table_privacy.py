@@ -30,8 +30,6 @@ def test_it_says_epsilon_and_delta_after_the_last_round_and_where_the_noise_was_
     origin = {"server": "1 / (10 x clients)", "client": "1e-5"}[where]
     [note] = privacy_notes(config, [LAST])
     assert f"at delta 0.00667 (privacy.delta=auto: {origin}) after round 5" in note
-    [older] = privacy_notes(config, [{"round": 1, "epsilon": 2.0}])
-    assert "epsilon 2 after round 1" in older
 
 
 def test_without_noise_there_is_no_note():

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 import rayfed
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import measures, slopes
-from rayfed.report.final_table import RunTables
 from rayfed.report.measures import measures_of
 from tests.conftest import SMALL
 
@@ -51,8 +51,8 @@ def test_pictures_and_refusals(finished, tmp_path, capsys):
 def test_gaps_of_a_finished_run(finished, capsys):
     """At change 0 the mean is FedAvg's; the gaps of all clients are in the table and in the picture."""
     assert slopes.main([str(finished.path), "--points", "3"]) == 0
-    rows = RunTables(finished.path).rows("slopes")
-    clients = [cid for cid, domain in RunTables(finished.path).owners.items() if domain != "street"]
+    rows = RecordedRun(finished.path).rows("slopes")
+    clients = [cid for cid, domain in RecordedRun(finished.path).owners.items() if domain != "street"]
     assert list(dict.fromkeys(row["client"] for row in rows)) == clients
     assert {row["change"] for row in rows} <= {-0.2, 0.0, 0.2}
     assert all(row["gap_change"] == 0 for row in rows if row["change"] == 0)

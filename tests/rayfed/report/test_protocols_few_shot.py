@@ -6,6 +6,7 @@ from rayfed.config.schema import load_config
 from rayfed.config.variants import few_shots
 from rayfed.errors import ConfigError
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.protocols import training_samples
 from rayfed.resume import main
 from tests.rayfed.report.test_protocols_leave_one_out import rows_of
@@ -31,7 +32,8 @@ def test_every_number_of_shots_is_run_and_a_lost_run_is_done_again(small):
     ]
     for row in table:
         folder = run.path / "cells" / f"{row['method']}-shots-{row['shots']}-seed0"
-        assert int(row["training samples"]) == training_samples(folder) <= 2 * 10 * int(row["shots"])
+        samples = training_samples(RecordedRun(folder))
+        assert int(row["training samples"]) == samples <= 2 * 10 * int(row["shots"])
         last = read_rows(folder)[-1]
         for column, key in (("clients", "accuracy"), ("domains", "accuracy_domain")):
             assert float(row[column]) == pytest.approx(100 * last[key], abs=0.006)

@@ -6,9 +6,10 @@ import pytest
 
 from rayfed.config.schema import load_config, to_yaml
 from rayfed.record.readers import read_rows
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.method_runs import MethodRuns
 from rayfed.report.page.render import write_report
-from rayfed.report.protocols import by_classes, by_data_set, harmonic_mean, last_scored, of_global
+from rayfed.report.protocols import by_classes, by_data_set, harmonic_mean, of_global
 from rayfed.resume import main as resume
 from rayfed.run import main
 from tests.conftest import SMALL
@@ -72,7 +73,7 @@ def test_base_to_new_is_run_and_a_changed_model_is_scored_again(small, tmp_path)
     run = small(*few, "protocol=base_to_new")
     base_run, new_run = (run.path / "cells" / f"fedavg-{part}-seed0" for part in ("base", "new"))
     (row,) = (row for row in rows_of(run.path / "report.md") if "harmonic mean" in row)
-    base, new = (of_global(last_scored(read_rows(each)), "_domain") for each in (base_run, new_run))
+    base, new = (of_global(RecordedRun(each).reported, "_domain") for each in (base_run, new_run))
     assert (float(row["base"]), float(row["new"])) == pytest.approx((100 * base, 100 * new), abs=0.006)
     assert float(row["harmonic mean"]) == pytest.approx(100 * harmonic_mean(base, new), abs=0.006)
     write_report([run.path], tmp_path / "page.html")

@@ -6,7 +6,8 @@ import yaml
 from rayfed.errors import ConfigError
 from rayfed.record.atomic_files import write_parquet
 from rayfed.record.readers import read_rows
-from rayfed.report.protocols import check_unseen, scores, selected_row
+from rayfed.record.recorded_run import RecordedRun, reported_round
+from rayfed.report.protocols import check_unseen, scores
 from rayfed.run import main
 from tests.vectors import vector
 
@@ -19,14 +20,14 @@ def test_every_domain_is_held_out_once_and_one_table_comes_out(small):
     for name in ("plain", "street", "fonts"):
         folder = result.path / "cells" / f"fedavg-{name}-seed0"
         assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["held_out"] == name
-        check_unseen(folder, name)
+        check_unseen(RecordedRun(folder), name)
         assert all(0 <= row["val_accuracy"] <= 1 for row in read_rows(folder))
     with pytest.raises(RuntimeError, match="'plain' are not used for testing only"):
-        check_unseen(result.path / "cells" / "fedavg-street-seed0", "plain")
+        check_unseen(RecordedRun(result.path / "cells" / "fedavg-street-seed0"), "plain")
     table = rows_of(result.path / "report.md")
     assert [row["held out"] for row in table if "held out" in row] == ["plain", "street", "fonts", "mean"]
     history = read_rows(result.path / "cells" / "fedavg-fonts-seed0")
-    chosen = selected_row(history)
+    chosen = reported_round(history, "validation")
     row = next(row for row in table if row.get("held out") == "fonts")
     three = (2 * chosen["accuracy_domain"] + chosen["held_out_accuracy"]) / 3
     for column, expected in (
@@ -99,11 +100,6 @@ def test_zero_shot_is_a_row_of_every_table(tmp_path, cache):
     assert [r["round"] for r in read_rows(result / "cells" / "zero_shot-plain-seed0")] == [1]
 
 
-def test_the_first_best_round_is_selected():
-    rows = [{"round": i, "val_accuracy": a} for i, a in enumerate((0.2, 0.7, 0.7, 0.1), start=1)]
-    assert selected_row([{"round": 0}, *rows])["round"] == 2
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -128,10 +124,5 @@ def test_v12_comprehensive_accuracy(tmp_path):
         for i, (kind, v) in enumerate(kinds)
     ]
     write_parquet(tmp_path / "clients.parquet", rows)
-    _, means = scores(tmp_path, 1)
+    _, means = scores(RecordedRun(tmp_path), {"round": 1})
     v12.matches(means["comprehensive"], v12.expected["comprehensive"])
-
-
-def test_of_equal_rounds_the_first_or_the_last_is_selected():
-    rows = [{"round": n, "val_accuracy": score} for n, score in enumerate([0.2, 0.7, 0.7, None, 0.1])]
-    assert [selected_row(rows, ties)["round"] for ties in ("first", "last")] == [1, 2]

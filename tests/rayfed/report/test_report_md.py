@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from rayfed import resume, run
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.report_md import FILES, harness_command
 from tests.conftest import SMALL
 from tests.rayfed.malformed import last_wins
@@ -20,7 +21,7 @@ def test_the_command_of_the_harness_is_for_language_models_whose_paths_it_can_re
         (folder / "model").mkdir(parents=True)
         about = {"base_model_name_or_path": base, "task_type": task}
         (folder / "model" / "adapter_config.json").write_text(json.dumps(about))
-        return folder, shlex.split(harness_command(folder))
+        return folder, shlex.split(harness_command(RecordedRun(folder)))
 
     run, found = of("a run", "org/base", "CAUSAL_LM")
     assert found[:4] == ["lm_eval", "--model", "hf", "--model_args"]
@@ -31,7 +32,7 @@ def test_the_command_of_the_harness_is_for_language_models_whose_paths_it_can_re
         ("lr=1", "a", "CAUSAL_LM"),
     ):
         assert of(name, base, task)[1] == []
-    assert harness_command(tmp_path) == ""
+    assert harness_command(RecordedRun(tmp_path)) == ""
 
 
 @pytest.fixture

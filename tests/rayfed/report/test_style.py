@@ -8,10 +8,9 @@ import pytest
 import torch
 from matplotlib.colors import to_hex, to_rgb
 
-from rayfed.record.readers import read_table
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
 from rayfed.report.figures import FIGURES, compare_runs, comparison, draw_figures
-from rayfed.report.final_table import RunTables
 from rayfed.report.method_figures import cluster_flow, matched_groups
 from rayfed.report.method_runs import MethodRuns
 from tests.conftest import ROOT, quickly
@@ -26,7 +25,7 @@ def drawn(request, tmp_path_factory):
     """All figures of a run of 11 clients, of one round with 4 clients, and of 100 clients."""
     path = tmp_path_factory.mktemp("figures") / "run"
     write_run(path, clients=FEW[request.param], rounds=1 if request.param == "one" else 12)
-    run = RunTables(path)
+    run = RecordedRun(path)
     figures = {title: figure(run) for title, figure in FIGURES.items()}
     for drawing in filter(None, figures.values()):
         drawing.figure.draw_without_rendering()  # places everything, once for all tests
@@ -129,9 +128,9 @@ def test_a_domain_has_one_colour_in_all_figures(drawn):
 
 def test_bars_of_clients_have_the_colours_and_values_of_their_domains(tmp_path):
     own = write_run(tmp_path / "run")
-    figure = FIGURES["score by client"](RunTables(tmp_path / "run")).figure
+    figure = FIGURES["score by client"](RecordedRun(tmp_path / "run")).figure
     rows = [
-        row for row in read_table(tmp_path / "run", "clients")
+        row for row in RecordedRun(tmp_path / "run").rows("clients")
         if (row["round"], row["exchange"], row["metric"]) == (5, "report_clients", "accuracy")
     ]  # fmt: skip
     rows.sort(key=lambda row: row["value"])
@@ -144,7 +143,7 @@ def test_bars_of_clients_have_the_colours_and_values_of_their_domains(tmp_path):
 
 def test_names_of_a_hundred_clients_are_thinned(tmp_path):
     write_run(tmp_path / "run", clients=100)
-    figure = FIGURES["labels and domains of the clients"](RunTables(tmp_path / "run")).figure
+    figure = FIGURES["labels and domains of the clients"](RecordedRun(tmp_path / "run")).figure
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert [name[:3] for name in labels] == [f"c{i:02}" for i in range(0, 100, 10)]
     picture = figure.axes[0].images[0]
@@ -155,14 +154,14 @@ def test_names_of_a_hundred_clients_are_thinned(tmp_path):
 def test_segmentation_has_no_classes_to_draw(tmp_path):
     write_run(tmp_path / "run")
     (tmp_path / "run" / "environment.json").write_text('{"task": "segmentation"}')
-    figure = FIGURES["labels and domains of the clients"](RunTables(tmp_path / "run")).figure
+    figure = FIGURES["labels and domains of the clients"](RecordedRun(tmp_path / "run")).figure
     assert [axes.get_xlabel() for axes in figure.axes] == ["training samples"]
 
 
 def test_groups_have_the_same_numbers_in_both_figures(tmp_path):
     """The lanes of the last round are the numbers of the map, however the method numbered its groups."""
     write_run(tmp_path / "run")
-    run = RunTables(tmp_path / "run")
+    run = RecordedRun(tmp_path / "run")
     axes = cluster_flow(run).figure.axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     lanes = sorted(names[round(line.get_ydata()[-1])] for line in axes.lines)
@@ -185,7 +184,7 @@ def test_methods_are_compared_with_a_band_over_seeds(tmp_path):
         write_rounds(folder, 4, np.random.default_rng(place))
     figure = compare_runs(folders).figure
     mean, worst = figure.axes
-    values = np.array([[row["accuracy"] for row in RunTables(f).rounds] for f in folders["fedavg"]])
+    values = np.array([[row["accuracy"] for row in RecordedRun(f).rounds] for f in folders["fedavg"]])
     near(mean.lines[0].get_ydata(), 100 * values.mean(0), 3 + 2, 100.0, torch.float64)
     band = mean.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == pytest.approx(100 * values.min())
@@ -208,14 +207,14 @@ def test_a_method_that_does_not_train_is_a_line_over_all_rounds(tmp_path):
 
 def test_costs_are_sums_over_the_rounds(tmp_path):
     write_run(tmp_path / "run")
-    traffic, time = FIGURES["score over traffic and time"](RunTables(tmp_path / "run")).figure.axes
+    traffic, time = FIGURES["score over traffic and time"](RecordedRun(tmp_path / "run")).figure.axes
     assert traffic.lines[0].get_xdata().tolist() == [4, 8, 12, 16, 20]
     assert "MB" in traffic.get_xlabel()
     assert time.lines[0].get_xdata().tolist() == [2, 4, 6, 8, 10]
 
 
 def test_a_folder_without_tables_has_no_figures(tmp_path):
-    assert draw_figures(tmp_path) == {}
+    assert draw_figures(RecordedRun(tmp_path)) == {}
 
 
 def test_labels_are_moved_apart_and_keep_their_order():

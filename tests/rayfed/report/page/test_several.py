@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rayfed.errors import ConfigError
-from rayfed.report.page.run_tables import PageRun
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.page.several import find, over_seeds, page_of
 from rayfed.report.page.single import summary
 from tests.rayfed.report.page import folders
@@ -108,7 +108,7 @@ def test_few_shots_are_settings_that_report_the_last_round(tmp_path, no_pictures
         "fedgcr, shots-1, seed 0",
         "fedgcr, shots-2, seed 0",
     }
-    reported = {member.run.row["round"] for member in find(tmp_path / "few").members}
+    reported = {member.run.reported["round"] for member in find(tmp_path / "few").members}
     assert reported == {3}  # not round 2, whose validation score is the best
 
 
@@ -165,8 +165,8 @@ def test_of_equal_validation_scores_the_config_says_which_is_reported(tmp_path):
         config = yaml.safe_load((path / "config.yaml").read_text())
         config["evaluation"]["ties"] = ties
         (path / "config.yaml").write_text(yaml.safe_dump(config))
-        run = PageRun(path, by_validation=True)
-        assert run.row["round"] == number
+        run = RecordedRun.opened(path, "validation")
+        assert run.reported["round"] == number
         (words, *_) = summary(run).parts[1].sentences
         assert words.endswith(f"after round {number}, the {ties} with the best validation score.")
 

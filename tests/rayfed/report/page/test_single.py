@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.page import single
 from rayfed.report.page.parts import Figure, Tiles
-from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.single import sections, single_page
 from rayfed.terminal.table_formats import Table
 from tests.rayfed.report.page import folders
@@ -157,7 +157,7 @@ def test_the_command_repeats_the_run(run_page, run_folder):
 def test_many_clients_have_quantiles_instead_of_rows(run_folder, run_page, monkeypatch):
     for module in (single, single, single, single):
         monkeypatch.setattr(module, "MOST_CLIENTS", 5)
-    page = single_page(PageRun(run_folder))
+    page = single_page(RecordedRun.opened(run_folder))
     clients = np.array(list(scored(run_folder, "report_clients").values()))
     last = table_of(page, "Score of the clients over the rounds")[-1]
     assert last["median"] == pytest.approx(np.median(clients))
@@ -173,13 +173,13 @@ def test_many_clients_have_quantiles_instead_of_rows(run_folder, run_page, monke
 
 def test_a_run_without_tables_of_its_own_is_read_from_its_history(tmp_path):
     folders.write(tmp_path / "run", rounds=3, finish=False)
-    page = single_page(PageRun(tmp_path / "run"))
+    page = single_page(RecordedRun.opened(tmp_path / "run"))
     assert table_of(page, "Clients")
     assert table_of(page, "Where the bytes went, by exchange")[0]["to the server"] == 3 * 12 * 500
 
 
 def test_a_run_before_its_first_round_has_a_page(tmp_path):
     folders.write(tmp_path / "run", rounds=0, finish=False)
-    found = sections(PageRun(tmp_path / "run"))
+    found = sections(RecordedRun.opened(tmp_path / "run"))
     assert {"Summary", "Who has what", "Config"} <= {section.name for section in found}
     assert not [p for s in found if s.name == "Curves" for p in s.parts if isinstance(p, Figure)]

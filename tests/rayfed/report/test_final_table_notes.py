@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
 from rayfed.report.method_runs import MethodRuns
-from rayfed.report.page.run_tables import PageRun
 from rayfed.report.page.several import Member, results
 from rayfed.report.page.single import summary
 from rayfed.report.protocols import TABLES
@@ -48,20 +48,24 @@ def test_the_table_of_every_protocol_names_its_methods_and_says_whose_tensors_ar
 
 def test_the_tables_of_a_run_of_compared_methods_and_of_the_page_say_so(runs):
     other = runs.parent / "fedavg"
-    assert LINE in table_of_methods([other, runs]).notes
+    assert LINE in table_of_methods([RecordedRun(other), RecordedRun(runs)]).notes
     compared = f"head: shared with fedavg; personal with fedper; {ROUND}; {SPLIT}"
-    assert compared in table_of_methods([other, runs]).notes
-    assert CUT in table_of_methods([other, runs]).notes
-    notes = table_of_methods([other, runs]).notes
+    assert compared in table_of_methods([RecordedRun(other), RecordedRun(runs)]).notes
+    assert CUT in table_of_methods([RecordedRun(other), RecordedRun(runs)]).notes
+    notes = table_of_methods([RecordedRun(other), RecordedRun(runs)]).notes
     assert notes[0] == "accuracy on the test texts in percent, after the last scored round"
-    assert {f"head: personal; {ROUND}; {SPLIT}", CUT} < {*final_table(runs).notes}
-    assert f"Head: shared; {SPLIT}." in summary(PageRun(other)).parts[1].sentences
-    table = results([Member(run=PageRun(path), method=path.name) for path in (other, runs)]).parts[0]
+    assert {f"head: personal; {ROUND}; {SPLIT}", CUT} < {*final_table(RecordedRun(runs)).notes}
+    assert f"Head: shared; {SPLIT}." in summary(RecordedRun.opened(other)).parts[1].sentences
+    table = results([Member(run=RecordedRun.opened(path), method=path.name) for path in (other, runs)]).parts[
+        0
+    ]
     place = [column.name for column in table.columns].index("head")
     assert {row[0]: row[place] for row in table.rows} == {"fedavg": "shared", "street": "personal"}
-    assert LINE in final_table(runs).notes
-    assert f"{LINE}." in summary(PageRun(runs)).parts[1].sentences
-    assert "stay at them" not in str((final_table(other).notes, summary(PageRun(other)).parts[1].sentences))
+    assert LINE in final_table(RecordedRun(runs)).notes
+    assert f"{LINE}." in summary(RecordedRun.opened(runs)).parts[1].sentences
+    assert "stay at them" not in str(
+        (final_table(RecordedRun(other)).notes, summary(RecordedRun.opened(other)).parts[1].sentences)
+    )
 
 
 @pytest.mark.parametrize("rounds", [2, 6])
@@ -70,6 +74,6 @@ def test_a_table_says_once_which_round_it_reports(rounds, tmp_path):
     folders.write(path, method="fedavg", rounds=rounds)
     file = path / "environment.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "head": "shared"}))
-    notes = final_table(path).notes
+    notes = final_table(RecordedRun(path)).notes
     assert sum("last evaluated round" in note for note in notes) == 1
     assert any(note.startswith("head: shared") for note in notes)
