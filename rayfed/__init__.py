@@ -53,7 +53,7 @@ _HOME = {
     "is_statistic": "rayfed.types",
     "load": "rayfed.experiment.load",
     "simulate": "rayfed.experiment.experiment",
-    "sweep": "rayfed.experiment.compare_and_sweep",
+    "sweep": "rayfed.experiment.study.search",
 }
 """The module that defines each public name."""
 

@@ -1,12 +1,12 @@
 from rayfed.data.partition_config import Partition as Partition
 from rayfed.experiment.compare_and_sweep import compare as compare
 from rayfed.experiment.compare_and_sweep import grid as grid
-from rayfed.experiment.compare_and_sweep import sweep as sweep
 from rayfed.experiment.experiment import Experiment as Experiment
 from rayfed.experiment.experiment import simulate as simulate
 from rayfed.experiment.finished_run import Run as Run
 from rayfed.experiment.load import load as load
 from rayfed.experiment.study.cells import Study as Study
+from rayfed.experiment.study.search import sweep as sweep
 from rayfed.federation.client import Client as Client
 from rayfed.federation.cohort import Cohort as Cohort
 from rayfed.federation.local import Local as Local

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -210,12 +210,14 @@ class Study:
             stop=stop,
             show=show,
             progress=progress or Progress(show.tell),
+            more=partial(self._more, manifest, configs, common),
         )
         try:
             return schedule.run(common, digests)
         finally:  # also after Ctrl-C
             for key in (key for key in self.cells if key in digests):
                 self._finish(key, configs[key], digests[key])
+            self.__dict__.pop("results", None)
 
     @classmethod
     def opened(cls, folder: Path) -> Study:
@@ -314,6 +316,36 @@ class Study:
             trained = str(manifest.place(self._scored[key]).absolute())
             config = replace(config, evaluation=replace(config.evaluation, model_of=trained))
         return replace(config, output=str(manifest.place(key)), overwrite=False)
+
+    def _more(
+        self,
+        manifest: Manifest,
+        configs: dict[Key, Config],
+        common: CommonParts,
+        digests: Mapping[Key, str],
+        failed: Mapping[Key, str],
+    ) -> dict[Key, Config]:
+        """The configs of more cells of a study that grows, which are added to `configs` and the manifest."""
+        for key in (key for key in self.cells if key in digests):
+            self._finish(key, configs[key], digests[key])
+        self.__dict__.pop("results", None)
+        added = self._grow()
+        if added is None:
+            if self._score not in (None, manifest.score):
+                manifest.score = self._score
+                manifest.write()
+            return {}
+        more = added._configs(manifest.path, common)
+        self.cells |= added.cells
+        self._after |= added._after
+        self._scored |= added._scored
+        more = self._enter(manifest, more)
+        configs |= more
+        return more
+
+    def _grow(self) -> Study | None:
+        """More cells, now that all others have ended; None: the study ends. A search has some."""
+        return None
 
     def _finish(self, key: Key, config: Config, digest: str) -> None:
         self.finished[key] = Run(Path(str(config.output)), digest, config, self._kept)

@@ -45,6 +45,11 @@ class Progress:
         if finished:
             self.tell(f"{len(finished)} of {len(cells)} cells are finished")
 
+    def grow(self, cells: Mapping[Key, Config], finished: Mapping[Key, str]) -> None:
+        """All cells have ended, and there are more. Args: as of `start`, of the new cells and of all."""
+        self.cells = {**self.cells, **cells}
+        self._before += sum(key in finished for key in cells)
+
     def begin(self, key: Key, size: int) -> None:
         """A cell begins. Args: size: number of cells that run at once."""
         if size == 1:

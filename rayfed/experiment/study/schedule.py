@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.experiment.plan import make_plan
@@ -30,6 +30,10 @@ def again() -> str:
     return command_line() or "the same study.run(FOLDER)"
 
 
+More: TypeAlias = "Callable[[Mapping[Key, str], Mapping[Key, str]], Mapping[Key, Config]]"
+"""Gets what became of all cells, and gives more of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The order and the conditions in which the cells of a study are run.
@@ -42,6 +46,8 @@ class Schedule:
         stop: The rule that may end a cell; None: there is none.
         show: What is shown; its `resume_command` continues the study.
         progress: Is told which cells begin and end.
+        more: Called when all cells have ended, with the digests of the finished ones and why others failed;
+            gives the experiments of more cells, which are in the manifest, or none at the end.
     """
 
     manifest: Manifest
@@ -51,6 +57,7 @@ class Schedule:
     stop: Stop | None
     show: Show
     progress: Progress
+    more: More
 
     def run(self, common: CommonParts, finished: dict[Key, str]) -> dict[Key, str]:
         """Run what is not finished.
@@ -65,17 +72,23 @@ class Schedule:
         Raises:
             ConfigError: A cell cannot be run; found before any of them begins.
         """
-        waiting = dict(self._waiting(finished))
+        failed: dict[Key, str] = {}
+        waiting = self._open_cells(self.configs, finished)
+        while not waiting and (added := self.more(finished, failed)):
+            waiting = self._open_cells(added, finished)
         how = side_by_side(self.at_once, list(waiting.values()), self.stop)
         if how.why:
             self.progress.tell(how.why)
         self._check(waiting, common)  # before anything is started
         self.progress.start(self.configs, self.manifest.names, finished)
         show = replace(self.show, whole=self.manifest.path)
-        failed: dict[Key, str] = {}
         with _advised(advice(self.manifest.path, show)), how.lanes(show, common) as side:
             running: dict[str, Key] = {}
-            while waiting or running:
+            while waiting or running or (added := self.more(finished, failed)):
+                if not waiting and not running:
+                    waiting = self._open_cells(added, finished)
+                    self.progress.grow(added, finished)
+                    continue
                 for key in self._ready(waiting, finished, failed, side.size - len(running)):
                     config = waiting.pop(key)
                     running[str(config.output)] = key
@@ -96,17 +109,19 @@ class Schedule:
     def _in_words(self, key: Key) -> str:
         return in_words(key, self.manifest.names)
 
-    def _waiting(self, finished: dict[Key, str]) -> Iterator[tuple[Key, Config]]:
+    def _open_cells(self, configs: Mapping[Key, Config], finished: dict[Key, str]) -> dict[Key, Config]:
         """The cells that are not finished, in the order in which they begin; notes those that are."""
-        for key in in_order(self.configs, self.manifest.names):
-            entry, config = self.manifest.entries[key], self.configs[key]
+        waiting = {}
+        for key in in_order(configs, self.manifest.names):
+            entry, config = self.manifest.entries[key], configs[key]
             digest = is_finished(entry, config.rounds, self.manifest.place(key))
             if config.evaluation.model_of is not None:  # another model may be there to be scored
-                yield key, config
+                waiting[key] = config
             elif digest or (entry.stopped and self.stop is not None):
                 finished[key] = digest
             else:
-                yield key, config
+                waiting[key] = config
+        return waiting
 
     def _ready(
         self, waiting: dict[Key, Config], finished: Mapping[Key, str], failed: dict[Key, str], room: int

@@ -168,13 +168,12 @@ def test_a_sweep_of_a_personal_method_chooses_the_rate_of_the_best_personal_mode
         train={"batch_size": 4},
     )
     found = rayfed.sweep(experiment, {"train.lr": [0.00001, 0.1]})
-    assert (dict(found.best), found.metric) == ({"train.lr": 0.1}, "val_accuracy")
-    assert found.table["val_accuracy"].nunique() == 2
-    assert dict(rayfed.sweep(experiment, {"train.lr": [0.00001, 0.1]}, objective="val_loss").best) == {
-        "train.lr": 0.1
-    }
+    assert (found.best_params, found.score) == ({"train.lr": 0.1}, "val_accuracy")
+    assert found.trials["val_accuracy"].nunique() == 2
+    by_loss = rayfed.sweep(experiment, {"train.lr": [0.00001, 0.1]}, objective="val_loss")
+    assert by_loss.best_params == {"train.lr": 0.1}
     worst = rayfed.sweep(experiment, {"train.lr": [0.00001, 0.1]}, objective="worst_client_accuracy")
-    assert worst.metric == "worst_client_accuracy"
+    assert worst.score == "worst_client_accuracy"
     with pytest.raises(ConfigError, match=r"sweep: objective: 'val_acuracy'.*val_accuracy"):
         rayfed.sweep(experiment, {"train.lr": [0.1]}, objective="val_acuracy")
 
