@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.study.cells import Study
-from rayfed.experiment.study.coordinates import PART, SEED
+from rayfed.experiment.study.coordinates import PART, SEED, named_values
 from rayfed.experiment.study.described import Fixed
 from rayfed.experiment.study.run_cell import Stop
 from rayfed.user_objects import title
@@ -95,19 +93,6 @@ def grid(
                 whole = {"method": method, **at, SEED: seed}
                 cells.append(({name: whole[name] for name in names}, held))
     return Study(cells)
-
-
-def named_values(key: str, values: Any) -> list[tuple[Any, Any]]:
-    """Name and value of each choice of a key."""
-    if isinstance(values, Mapping) and values:
-        return list(values.items())
-    is_list = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
-    listed = list(values) if is_list else []
-    if not listed:
-        raise ConfigError(f"{key}: {shown(values)} is no list of values, such as [0.01, 0.1]")
-    if not all(each is None or isinstance(each, str | int | float | np.generic) for each in listed):
-        raise ConfigError(f"{key}: {shown(values)} has objects without a name; give a dict of them")
-    return [(each, each) for each in listed]
 
 
 def named_experiments(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rayfed.errors import ConfigError, shown
 
 Value: TypeAlias = str | int | float | bool | None
@@ -46,6 +48,27 @@ def plain_value(name: str, value: Any) -> Value:
     raise ConfigError(
         f"study: {name}={shown(value)} is no coordinate; give a text or a number that names the cell"
     )
+
+
+def named_values(key: str, values: Any) -> list[tuple[Any, Any]]:
+    """Name and value of each choice of a key.
+
+    Args:
+        key: The key, for the message.
+        values: A list of values that name themselves, or these by name.
+
+    Raises:
+        ConfigError: It is neither, or objects have no names.
+    """
+    if isinstance(values, Mapping) and values:
+        return list(values.items())
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
+    listed = list(values) if is_list else []
+    if not listed:
+        raise ConfigError(f"{key}: {shown(values)} is no list of values, such as [0.01, 0.1]")
+    if not all(each is None or isinstance(each, str | int | float | np.generic) for each in listed):
+        raise ConfigError(f"{key}: {shown(values)} has objects without a name; give a dict of them")
+    return [(each, each) for each in listed]
 
 
 def keys_of(

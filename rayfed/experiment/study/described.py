@@ -24,6 +24,13 @@ class Described(Protocol):
         """The checked config, with other values."""
 
 
+class Varied(Described, Protocol):
+    """An experiment with values that a search changes."""
+
+    def changed(self, **changes: Any) -> Varied:
+        """The same experiment with other values, by key."""
+
+
 class Fixed:
     """An experiment that is a checked config.
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed.config.schema import to_dict
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.experiment.compare_and_sweep import named_values
 from rayfed.experiment.study.cells import Study
-from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, plain_value, row_of
-from rayfed.experiment.study.described import Described, Fixed
+from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, named_values, plain_value, row_of
+from rayfed.experiment.study.described import Described, Fixed, Varied
 from rayfed.experiment.study.run_cell import Stop
 from rayfed.experiment.study.scores import larger_of
 
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
 
-    from rayfed.experiment.experiment import Experiment
     from rayfed.experiment.finished_run import Run
     from rayfed.experiment.study.progress import Progress
 
 
 def sweep(  # noqa: PLR0913  (those of a study and those of a search)
-    experiment: Experiment,
+    experiment: Varied,
     space: Mapping[str, Any],
     trials: int = 20,
     output: str | Path | None = None,
@@ -100,7 +98,7 @@ class Search(Study):
 
     def __init__(
         self,
-        experiment: Experiment,
+        experiment: Varied,
         space: Mapping[str, Any],
         trials: int = 20,
         *,
