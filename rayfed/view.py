@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rayfed.errors import ConfigError
 from rayfed.record.locks import is_locked
 from rayfed.record.readers import STUDY, read_json, reading
-from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, showing, teller
 from rayfed.terminal.exit_code import run_guarded
@@ -45,6 +44,7 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     Raises:
         ConfigError: The folder holds no run, or one that cannot be read.
     """
+    from rayfed.record.recorded_run import RecordedRun
     from rayfed.report.final_table import final_table
 
     path = one_run(path)
@@ -89,6 +89,8 @@ def planned_rounds(path: Path) -> int:
     Raises:
         ConfigError: The folder holds no run.
     """
+    from rayfed.record.recorded_run import RecordedRun
+
     check_run_folder(path)
     with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
         return RecordedRun(path).planned
@@ -101,6 +103,8 @@ def is_running(path: Path) -> bool:
 
 def _rows(path: Path, following: bool) -> Iterator[Row]:
     """Each row once, in order; rounds that are repeated after a crash are yielded the first time only."""
+    from rayfed.record.recorded_run import RecordedRun
+
     number = 0
     heard = time.monotonic()
     while True:

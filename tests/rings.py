@@ -34,7 +34,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
         "turns names, YAML and command lines into objects",
         """
         rayfed/__main__.py rayfed/*/__main__.py rayfed/run.py rayfed/resume.py rayfed/study.py rayfed/view.py
-        rayfed/doctor.py rayfed/testing.py rayfed/config/schema.py rayfed/config/compose.py
+        rayfed/ps.py rayfed/doctor.py rayfed/testing.py rayfed/config/schema.py rayfed/config/compose.py
         rayfed/config/check_keys.py rayfed/config/catalog.py rayfed/experiment/from_objects.py
         rayfed/experiment/sections.py rayfed/experiment/study/from_command.py
         """,
@@ -43,9 +43,9 @@ RINGS: Mapping[str, tuple[str, str]] = {
         "runs many experiments as one table: grids, protocols, tables of papers, searches",
         """
         rayfed/experiment/study/* rayfed/experiment/plan.py rayfed/experiment/runner.py
-        rayfed/experiment/load.py rayfed/experiment/compare_and_sweep.py rayfed/experiment/equal_steps.py
-        rayfed/experiment/kept_session.py rayfed/config/variants.py rayfed/config/papers.py rayfed/reproduce/*
-        tune/*
+        rayfed/experiment/load.py rayfed/experiment/listed.py rayfed/experiment/compare_and_sweep.py
+        rayfed/experiment/equal_steps.py rayfed/experiment/kept_session.py rayfed/config/variants.py
+        rayfed/config/papers.py rayfed/reproduce/* tune/*
         """,
     ),
     "views": ("draws tables, figures and pages of a run or a study", "rayfed/report/*"),

@@ -18,6 +18,7 @@ MODULES = {
     "run": "rayfed.run",
     "resume": "rayfed.resume",
     "view": "rayfed.view",
+    "ps": "rayfed.ps",
     "report": "rayfed.report",
     "doctor": "rayfed.doctor",
     "prepare": "rayfed.prepare",
