@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from rayfed.experiment.study.cells import Study
 
 USAGE = """\
-python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [--quiet] [--debug]
+python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N] [--quiet] [--debug]
 
 Runs every method with every value and seed of FILE.yaml, and shows the table
 and the tests. What is finished is not repeated; started again after Ctrl-C, a
 crash or kill -9, it goes on. The keys of the file:
   experiment: [data=digits_five_mini, cluster=inline, rounds=5]   for all cells
-  methods: {fedavg: [], pulled: [algorithm=fedprox, local.mu=0.1]}   overrides
+  methods: {fedavg: [], pulled: [algorithm=fedprox, local.mu=0.1]}   overrides;
+                                     the name of a method chooses that method
   grid: {train.lr: [0.01, 0.1]}      values by key
   seeds: 3                           or a list of seeds
   output: runs/rates                 by default runs/ and the name of the file
@@ -35,6 +36,9 @@ A protocol is an override of the experiment: protocol=leave_one_out. For example
 
 KEYS = ("experiment", "methods", "grid", "seeds", "output", "at_once")
 """Keys of the file."""
+
+OVERRIDES = ("output", "at_once", "seeds")
+"""Keys that the command line may give."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,8 +71,10 @@ def keys_of(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     tree = dict(read_file(file, "study"))
     for text in overrides:
         key, sign, value = text.partition("=")
-        if not sign or key not in ("output", "at_once"):
-            raise ConfigError(f"study: {text!r} is neither output=DIR nor at_once=N; write it into {file}")
+        if not sign or key not in OVERRIDES:
+            raise ConfigError(
+                f"study: {text!r} is none of output=DIR, at_once=N and seeds=N; write it into {file}"
+            )
         tree[key] = int(value) if value.isdecimal() else value
     for key in tree:
         if key not in KEYS:
@@ -101,11 +107,24 @@ def study_of(tree: Mapping[str, Any]) -> Study:
         raise ConfigError(f"study: seeds: {shown(seeds)} is neither a number nor a list of numbers")
     if methods:
         named = {
-            str(name): Experiment.from_overrides([*common, *_overrides(f"methods.{name}", own)])
+            str(name): Experiment.from_overrides([*common, *_of_method(str(name), own)])
             for name, own in methods.items()
         }
         return grid(named, space, seeds)
     return grid(Experiment.from_overrides(common), space, seeds)
+
+
+def _of_method(name: str, value: Any) -> list[str]:
+    """The overrides of an entry of `methods`; one named like a method that chooses none is that method.
+
+    Raises:
+        ConfigError: They are no list of texts.
+    """
+    from rayfed.federation.method_registry import METHODS
+
+    own = _overrides(f"methods.{name}", value)
+    chooses = any(text.startswith(("algorithm=", "experiment=")) for text in own)
+    return own if chooses or name not in METHODS.names() else [f"algorithm={name}", *own]
 
 
 def _overrides(key: str, value: Any) -> list[str]:

@@ -77,7 +77,9 @@ def one_run(path: Path) -> Path:
         folders = [str(cell["folder"]) for cell in tree["cells"]]
         rows = [str(cell["label"]) for cell in tree["cells"]]
     if len(set(rows)) < len(rows) or not folders:
-        raise ConfigError(f"{path}: holds several runs; look at one of {', '.join(folders)}")
+        raise ConfigError(
+            f"{path}: holds several runs; give one, such as {folders[0]}; rayfed ps {path} lists them"
+        )
     others = f"; the others are in {', '.join(folders[1:])}" if folders[1:] else ""
     teller(as_json=True)(f"{path / folders[0]}{others}")
     return path / folders[0]

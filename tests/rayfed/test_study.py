@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from rayfed.__main__ import main
+from rayfed.study import study_of
 
 CELLS = {
     "experiment": [
@@ -46,6 +47,16 @@ def test_a_file_is_run_and_nothing_of_it_twice(tmp_path, cache, monkeypatch, cap
     assert "train.epochs: 2 would change the result of" in capsys.readouterr().err
 
 
+def test_an_entry_that_is_named_like_a_method_is_that_method():
+    methods = {"fedavg": [], "ditto": ["algorithm=fedprox"], "mine": ["local.mu=0.1"]}
+    study = study_of({"experiment": ["algorithm=fedprox", "cluster=inline"], "methods": methods})
+    assert {key[0]: cell.config().algorithm for key, cell in study.cells.items()} == {
+        "fedavg": "fedavg",
+        "ditto": "fedprox",
+        "mine": "fedprox",
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
@@ -54,7 +65,7 @@ def test_a_file_is_run_and_nothing_of_it_twice(tmp_path, cache, monkeypatch, cap
         ({"grid": [1]}, [], "grid: [1] is no mapping of names"),
         ({"methods": {"a": "rounds=5"}}, [], "methods.a: 'rounds=5' is no list of overrides"),
         ({"experiment": ["rouds=5"]}, [], "did you mean 'rounds'"),
-        ({}, ["rounds=5"], "'rounds=5' is neither output=DIR nor at_once=N"),
+        ({}, ["rounds=5"], "'rounds=5' is none of output=DIR, at_once=N and seeds=N"),
         ({}, ["at_once=0"], "at_once: 0 is neither a number of 1 or more nor 'auto'"),
     ],
 )

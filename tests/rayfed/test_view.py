@@ -117,5 +117,5 @@ def test_of_compared_methods_the_first_one_is_shown_and_of_a_protocol_a_run_is_a
     assert "round 2/2" in shown.out
     folders.write_study(tmp_path / "few", "few_shot", methods[:1], parts, rounds=lambda part: 1)
     assert view.main([str(tmp_path / "few")]) == 2
-    wanted = "holds several runs; look at one of cells/fedgcr-shots-1-seed0, cells/fedgcr-shots-2-seed0"
+    wanted = "holds several runs; give one, such as cells/fedgcr-shots-1-seed0; rayfed ps"
     assert wanted in capsys.readouterr().err

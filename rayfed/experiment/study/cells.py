@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rayfed.columns import is_result
+from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result
 from rayfed.config.schema import Config
 from rayfed.config.variants import PROTOCOLS
 from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rayfed.experiment.study.frame import TableFrame
+
+
+GLOBAL_MODEL = "global"
+"""The model that is scored on what no client has."""
 
 
 class Runs(Mapping[str, Sequence[Run]]):
@@ -520,11 +524,12 @@ class Study:
         scores, metric, column = self.scores, self.metric, self.score
         pairs = self._pairs(None) if len(self.labels) > 1 else []
         tests = paired_tests(scores, pairs, larger_of(column, metric), 0.95)
+        of_nobody = column.startswith((HELD_OUT, UNSEEN, ADAPTED))  # no client has what is scored
         rows: dict[str, dict[str, Any]] = {}
         for label, runs in self.rows.items():
             known = scores[label].dropna()
             row: dict[str, Any] = {
-                "model": runs[0].deployed if runs else None,
+                "model": (GLOBAL_MODEL if of_nobody else runs[0].deployed) if runs else None,
                 column: known.mean() if len(known) else None,
                 "deviation": known.std(ddof=1) if len(known) > 1 else None,
             }
@@ -539,7 +544,8 @@ class Study:
         if len({row["model"] for row in rows.values()}) == 1:
             for row in rows.values():
                 del row["model"]
-        frame = TableFrame(pd.DataFrame.from_dict(rows, orient="index"))
+        plain = pd.DataFrame.from_dict(rows, orient="index")
+        frame = TableFrame(plain.astype({name: float for name in plain if name != "model"}))
         frame.attrs = {"title": self._title, "metric": metric, "notes": tuple(self.notes)}
         return frame
 

@@ -153,7 +153,6 @@ found.trials.to_csv(sys.argv[2])
 
 
 @pytest.mark.slow
-@pytest.mark.steady
 def test_after_kill_9_the_same_program_ends_with_the_same_trials(tmp_path):
     def start(name, table):
         return subprocess.Popen(
