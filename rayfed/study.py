@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rayfed.experiment.study.cells import Study
 
 USAGE = """\
-python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N] [--quiet] [--debug]
+python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N] [--quiet]
 
 Runs every method with every value and seed of FILE.yaml, and shows the table
 and the tests. What is finished is not repeated; started again after Ctrl-C, a

@@ -33,6 +33,7 @@ SUBJECTS = {
         *("missing", "nonfinite", "population", "other_tasks", "placement", "precision", "texts"),
     },
     "rayfed/executors": {"dashboard", "device_memory"},
+    "rayfed/experiment/study": {"doors"},
     "rayfed/models": {"other_tasks"},
     "rayfed/report": {"device", "gallery"},
     "rayfed/report/page": {"in_chromium"},

@@ -225,12 +225,11 @@ def test_norms_and_attention_are_logged_and_weight_decay_shrinks_them(short):
 
 
 def test_any_method_runs_on_a_clip_model_with_the_default_tuning(short):
-    """LoRA in the image tower's MLPs, zero-shot beside it; every adapter learns."""
+    """LoRA in the image tower's MLPs; every adapter learns."""
     run = short("ga", "model=clip_mini", "rounds=1", "data.val=4", "model.options={depth: 2}")
     factors = {n: v for n, v in run.params.items() if n.endswith("lora_B")}
     assert sorted(factors) == [f"blocks.{i}.mlp.c_proj.lora_B" for i in (0, 1)]
     assert all(v.abs().max() > 0 for v in factors.values())
-    assert "| zero_shot | " in (run.path / "report.md").read_text()
     with pytest.raises(ConfigError, match=r"tuning\.sites: \['l0'\] match no linear layer"):
         short("ga", "model=clip_mini", "rounds=1", "tuning.sites=[l0]")
 

@@ -248,7 +248,7 @@ class Search(Study):
         return own
 
     def _place(self, key: str, name: Value) -> Any:
-        """What Optuna has for a value: its place in a list, or the number itself."""
+        """The value that Optuna knows: its place in a list, or the number itself."""
         choices = self._space[key]
         return list(choices).index(name) if isinstance(choices, Mapping) else name
 
