@@ -11,10 +11,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed import arrow_columns
-from rayfed.errors import StorageError
+from rayfed.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class InTheWayError(ConfigError, StorageError):
+    """A folder is in the place of a file that a run must write or remove; it is left unchanged."""
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it exists.
+
+    Raises:
+        InTheWayError: A folder is in its place.
+        OSError: It cannot be removed.
+    """
+    _refuse_folder(path)
+    path.unlink(missing_ok=True)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise InTheWayError(f"cannot write {path}: a folder is in its place; move it away")
 
 
 @contextmanager
@@ -27,7 +47,9 @@ def whole_file(path: Path, place: int = 0) -> Iterator[Path]:
 
     Raises:
         StorageError: The disk is full, or the folder cannot be written.
+        InTheWayError: A folder is in its place.
     """
+    _refuse_folder(path)
     where = path.with_name(f".rayfed-{os.getpid()}-{threading.get_native_id()}-{place}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 from rayfed.config.schema import changes, config_changes
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Executor, Kept
-from rayfed.record.atomic_files import write_bytes, write_text
+from rayfed.record.atomic_files import remove_file, write_bytes, write_text
 from rayfed.record.history import History
 from rayfed.record.readers import DamagedError, digest_of, read_json, reading
 from rayfed.types import Params, ServerState
@@ -301,7 +301,7 @@ class Checkpoints:
             "data": self._basis.data,
         }
         final = self.path / f"round-{state.round + 1:06d}"
-        (final / FACTS).unlink(missing_ok=True)  # without this file the folder does not count as a checkpoint
+        remove_file(final / FACTS)  # without this file the folder does not count as a checkpoint
         write_bytes(final / STATE, data)
         write_text(final / FACTS, json.dumps({**facts, "seals": seals(facts)}))
         self._held[final] = set(names.values())
@@ -377,11 +377,11 @@ class Checkpoints:
         gone = set().union(*(self._held.pop(path) for path in old))
         for path in old:
             for name in (FACTS, STATE):
-                (path / name).unlink(missing_ok=True)
+                remove_file(path / name)
             with suppress(OSError):  # something else is in it
                 path.rmdir()
         for name in gone.difference(*self._held.values()):
-            _store_file(self.path, name).unlink(missing_ok=True)
+            remove_file(_store_file(self.path, name))
 
     def newest(self) -> int:
         """The number of finished rounds of the newest checkpoint, as its name says; 0: there is none."""

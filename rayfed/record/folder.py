@@ -18,7 +18,14 @@ from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.evaluation.metrics import Round
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
-from rayfed.record.atomic_files import GrowingFile, write_bytes, write_parquet, write_text, write_whole
+from rayfed.record.atomic_files import (
+    GrowingFile,
+    remove_file,
+    write_bytes,
+    write_parquet,
+    write_text,
+    write_whole,
+)
 from rayfed.record.checkpoint import DIGESTS, SOURCE
 from rayfed.record.history import HISTORY, History
 from rayfed.record.locks import WRITER, hold_lock, read_mark
@@ -239,7 +246,7 @@ class RunFolder:
 
     def begin(self, rounds: int = 0) -> None:
         """Keep the first `rounds` rounds that are on disk and remove the later ones."""
-        (self.path / TENSORS).unlink(missing_ok=True)  # a run with this file counts as finished
+        remove_file(self.path / TENSORS)  # a run with this file counts as finished
         self.history.cut(rounds)
         self._rows.begin()
         for writer in self._writers:
@@ -280,7 +287,7 @@ class RunFolder:
         """Write without.json: scores of the final model with tensors at their start values; None: no file."""
         path = self.path / WITHOUT
         if scores is None:
-            path.unlink(missing_ok=True)
+            remove_file(path)
         else:
             finite = without_nonfinite(dict(scores))
             write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.record.atomic_files import growing_table, to_table, write_bytes
+from rayfed.record.atomic_files import growing_table, remove_file, to_table, write_bytes
 from rayfed.record.readers import DamagedError, digest_of, read_packed
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class History:
         """Remove the files of all rounds after `rounds`."""
         for file in self.path.glob("*.json.gz"):
             if file.name.split(".")[0].isdigit() and int(file.name.split(".")[0]) > rounds:
-                file.unlink()
+                remove_file(file)
         self._last = None
         self._rounds = rounds
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from rayfed.errors import ConfigError, StorageError, one_line
 from rayfed.federation.executor import Event
-from rayfed.record.atomic_files import write_text
+from rayfed.record.atomic_files import remove_file, write_text
 from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, reading
 
 DATABASE = "mlflow.db"
@@ -191,7 +191,7 @@ class Board:
 
         self.close()
         for file in self.path.glob("events.out.tfevents.*"):
-            file.unlink()
+            remove_file(file)
         # TensorBoard reads files in the order of their names, and drops the data of removed ones.
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
         try:
