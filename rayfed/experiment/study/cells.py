@@ -164,6 +164,7 @@ class Study:
             PartsFailedError: Cells failed; the others are finished, and `finished` has them.
             ClusterError: Ray was lost, or could not be started.
         """
+        self._begin(at_once)
         if self._kept is None and folder is None:
             self._kept = tempfile.TemporaryDirectory(prefix="rayfed-")
         if folder is not None:
@@ -186,6 +187,9 @@ class Study:
             error.add_note(f"what is finished is kept; continue with: {again()}")
             raise error
         return self
+
+    def _begin(self, at_once: int | Literal["auto"]) -> None:
+        """A run begins; a study that grows forgets the cells of an earlier one. Args: as of `run`."""
 
     def _run_cells(
         self,
@@ -330,7 +334,7 @@ class Study:
         failed: Mapping[Key, str],
     ) -> dict[Key, Config]:
         """The configs of more cells of a study that grows, which are added to `configs` and the manifest."""
-        for key in (key for key in self.cells if key in digests):
+        for key in (key for key in self.cells if key in digests and key not in self.finished):
             self._finish(key, configs[key], digests[key])
         self.__dict__.pop("results", None)
         added = self._grow()
@@ -419,13 +423,14 @@ class Study:
         """
         return self._scores(None)
 
-    def _scores(self, score: str | None) -> pd.DataFrame:
+    def _scores(self, score: str | None, labels: Mapping[Key, str] | None = None) -> pd.DataFrame:
+        """The scores of a column, as of `scores`. Args: labels: those of some rows; None: of all."""
         self._check_begun()
         column = score or self.score
         check_column(self.results, column, self.names)
         place = self.names.index(PART) if PART in self.names else None
         parts = [] if place is None else [key[place] for key in self.cells]
-        return by_seed(self.results, column, self.names, self.labels, parts, self._protocol)
+        return by_seed(self.results, column, self.names, labels or self.labels, parts, self._protocol)
 
     def _check_begun(self) -> None:
         if not self.finished:

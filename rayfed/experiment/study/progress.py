@@ -30,6 +30,7 @@ class Progress:
         self.tell = tell
         self.cells: Mapping[Key, Config] = {}
         self._names: Sequence[str] = ()
+        self._before = 0
 
     def start(self, cells: Mapping[Key, Config], names: Sequence[str], finished: Mapping[Key, str]) -> None:
         """The study begins, before anything is started.
@@ -46,7 +47,12 @@ class Progress:
             self.tell(f"{len(finished)} of {len(cells)} cells are finished")
 
     def grow(self, cells: Mapping[Key, Config], finished: Mapping[Key, str]) -> None:
-        """All cells have ended, and there are more. Args: as of `start`, of the new cells and of all."""
+        """All cells have ended, and there are more, or are before `start`.
+
+        Args:
+            cells: The new experiments by coordinates.
+            finished: As of `start`.
+        """
         self.cells = {**self.cells, **cells}
         self._before += sum(key in finished for key in cells)
 

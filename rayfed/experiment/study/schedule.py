@@ -73,9 +73,7 @@ class Schedule:
             ConfigError: A cell cannot be run; found before any of them begins.
         """
         failed: dict[Key, str] = {}
-        waiting = self._open_cells(self.configs, finished)
-        while not waiting and (added := self.more(finished, failed)):
-            waiting = self._open_cells(added, finished)
+        waiting = self._open_cells(self.configs, finished) or self._grown(finished, failed)
         how = side_by_side(self.at_once, list(waiting.values()), self.stop)
         if how.why:
             self.progress.tell(how.why)
@@ -84,11 +82,7 @@ class Schedule:
         show = replace(self.show, whole=self.manifest.path)
         with _advised(advice(self.manifest.path, show)), how.lanes(show, common) as side:
             running: dict[str, Key] = {}
-            while waiting or running or (added := self.more(finished, failed)):
-                if not waiting and not running:
-                    waiting = self._open_cells(added, finished)
-                    self.progress.grow(added, finished)
-                    continue
+            while waiting or running:
                 for key in self._ready(waiting, finished, failed, side.size - len(running)):
                     config = waiting.pop(key)
                     running[str(config.output)] = key
@@ -104,7 +98,17 @@ class Schedule:
                         finished[key] = outcome.sha256
                     self.progress.end(key, outcome)
                 self.progress.look()
+                if not waiting and not running:
+                    waiting = self._grown(finished, failed)
         return failed
+
+    def _grown(self, finished: dict[Key, str], failed: Mapping[Key, str]) -> dict[Key, Config]:
+        """The cells that a study has grown by and that are not finished; empty: it does not grow any more."""
+        waiting: dict[Key, Config] = {}
+        while not waiting and (added := self.more(finished, failed)):
+            waiting = self._open_cells(added, finished)
+            self.progress.grow(added, finished)
+        return waiting
 
     def _in_words(self, key: Key) -> str:
         return in_words(key, self.manifest.names)

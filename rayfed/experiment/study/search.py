@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rayfed.experiment.finished_run import Run
-    from rayfed.experiment.study.progress import Progress
 
 
 def sweep(  # noqa: PLR0913  (those of a study and those of a search)
@@ -75,7 +74,8 @@ def sweep(  # noqa: PLR0913  (those of a study and those of a search)
         PartsFailedError: Trials failed; the others are finished.
     """
     search = Search(experiment, space, trials, seeds=seeds, together=together, objective=objective, seed=seed)
-    return search.run(output, at_once, stop, quiet)
+    search.run(output, at_once, stop, quiet)
+    return search
 
 
 @dataclass(kw_only=True)
@@ -125,24 +125,15 @@ class Search(Study):
         self._most, self._together, self._search_seed = trials, together, seed
         self._trial_seeds, self._objective = every, objective
         self._score: str | None = None
-        super().__init__(self._begin(), names=(*space, SEED))
+        super().__init__(self._first_cells(), names=(*space, SEED))
 
-    def run(
-        self,
-        folder: str | Path | None = None,
-        at_once: int | Literal["auto"] = 1,
-        stop: Stop | None = None,
-        quiet: bool | None = None,
-        *,
-        progress: Progress | None = None,
-    ) -> Search:
-        """Run all trials; those that the folder holds are not repeated. The arguments are as of `Study.run`.
+    def _begin(self, at_once: int | Literal["auto"]) -> None:
+        """Propose the first trials.
 
         Raises:
-            ConfigError: As of `Study.run`, or the objective is no column of the results.
-            PartsFailedError: Cells failed; the trials after them were run.
+            ConfigError: Fewer cells are proposed at a time than shall run side by side.
         """
-        cells = self._begin()
+        cells = self._first_cells()
         most = self._most * len(self._trial_seeds)
         if isinstance(at_once, int) and len(cells) < min(at_once, most):
             raise ConfigError(
@@ -150,10 +141,8 @@ class Search(Study):
                 f"time; give together={at_once}, which proposes trials in groups, or more seeds"
             )
         self.names, self.cells = (*self._space, SEED), cells
-        super().run(folder, at_once, stop, quiet, progress=progress)
-        return self
 
-    def _begin(self) -> dict[Key, Described]:
+    def _first_cells(self) -> dict[Key, Described]:
         """Forget all trials, and propose the first ones; returns their cells."""
         self._trials: list[Trial] = []
         self._score = None
@@ -263,7 +252,7 @@ class Search(Study):
         if self._score is None:
             self._score = self._column()
         row = tuple(trial.names[name] for name in self._space)
-        values = self.scores[self.labels[row]]
+        values = self._scores(None, {row: "trial"})["trial"]
         return None if values.isna().any() else float(values.mean())
 
     def _column(self) -> str:

@@ -1,7 +1,7 @@
 """Every way to many runs can do what the others can: the table of doors.
 
-Going on after kill -9: `test_cells.py`, `test_search.py`, `test_from_command.py` and `test_run_table.py` of
-reproduce; side by side on Ray: `test_on_ray.py`. A table of a paper refuses a rule that stops cells.
+Going on after kill -9: `test_cells.py`, `test_search.py`, `test_on_ray.py`, and `test_main.py` of reproduce;
+side by side on Ray: `test_on_ray.py`. A table of a paper refuses a rule that stops cells.
 """
 
 import pandas as pd
