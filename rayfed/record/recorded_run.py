@@ -411,13 +411,14 @@ class RecordedRun:
 
     def _rows_of_round(self, round: int) -> list[dict[str, Any]]:
         """Rows of clients.parquet of one round; chosen before they become objects, as there are many."""
-        import pyarrow.compute as pc
+        from rayfed.arrow_columns import column, numbers
 
         table = self._table("clients")
         if table is None:
             return []
         with reading(self.path / "clients.parquet"):
-            rows: list[dict[str, Any]] = table.filter(pc.equal(table["round"], round)).to_pylist()
+            now = numbers(table["round"].combine_chunks()) == round
+            rows: list[dict[str, Any]] = table.filter(column(now.tolist(), "bool")).to_pylist()
         return rows
 
     @cached_property

@@ -201,10 +201,10 @@ def calls(experiment: Experiment, given: dict, path, whole: bool):
     yield "changed", changed
     compared = rayfed.compare({"one": experiment, "other": changed}, seeds=[1], quiet=True)
     assert compared.runs["one"][0].sha256 == run.sha256
-    yield "compare", compared.table
+    yield "compare", (compared.results, compared.table())
     sweep = rayfed.sweep(experiment, {"train.lr": [0.05, 0.1]}, trials=2)
-    assert run.sha256 in {each.sha256 for _, each in sweep.trials}
-    yield "sweep", sweep.table
+    assert run.sha256 in {each.sha256 for each in sweep.finished.values()}
+    yield "sweep", (sweep.trials, sweep.results, sweep.table())
 
 
 def check(name: str, path, whole: bool) -> None:
