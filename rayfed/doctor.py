@@ -27,7 +27,7 @@ from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
     from rayfed.client_facts import Splits
-    from rayfed.config.schema import Config
+    from rayfed.config.schema import Config, Request
     from rayfed.engine.measure_client import Measurement
     from rayfed.engine.setup import Setup
     from rayfed.evaluation.test_sets import EvaluationSet
@@ -139,7 +139,7 @@ class Diagnosis:
     examples: str = "images"
 
 
-def diagnose(config: Config) -> Diagnosis:
+def diagnose(config: Request) -> Diagnosis:
     """Prepare an experiment, run one of its clients, and compare needed with available resources.
 
     Of a protocol, the first run counts.
@@ -505,7 +505,7 @@ def _advice(config: Config, measured: Measurement) -> list[str]:
     ]
 
 
-def _describe(config: Config, setup: Setup) -> str:
+def _describe(config: Request, setup: Setup) -> str:
     from rayfed.config.variants import PROTOCOLS
 
     experiment = setup.experiment

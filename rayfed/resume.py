@@ -17,7 +17,7 @@ from rayfed.terminal.supervisor import run_supervised
 from rayfed.user_files import check_run_folder, user_folder
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
+    from rayfed.config.schema import Config, Request
     from rayfed.experiment.single_run import Show
 
 USAGE = """\
@@ -31,7 +31,7 @@ where clients run and what is saved, for example
 """
 
 
-def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Config:
+def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
     """The config with which a run is continued.
 
     Args:
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = config_to_continue(args.run, args.overrides)
             if is_finished(config, args.run):
                 stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
-            Runner(show=show).start(config, claim)
+            Runner(show=show).start(config.alone(), claim)
 
     return run_guarded(work, args.debug, "what was finished is kept")
 

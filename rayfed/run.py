@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, stage, use_screen
@@ -77,7 +76,10 @@ def work(args: argparse.Namespace) -> None:
             from rayfed.experiment.study import from_command
 
             config = Experiment.from_overrides(args.overrides, args.config).config()
-            (from_command if from_command.makes_study(config) else runner).check(config)
+            if from_command.makes_study(config):
+                from_command.check(config)
+            else:
+                runner.check(config.alone())
             say("checked: config, data, model and folder of the run, as before its start")
             if config.cluster.executor == "ray":
                 say("not checked: whether it fits on the cluster; see python -m rayfed.doctor")
@@ -103,7 +105,7 @@ def work(args: argparse.Namespace) -> None:
         if from_command.makes_study(config):
             from_command.begin(config, shown)
         else:
-            Runner(show=shown).start(replace(config, compare=(), compare_options={}))
+            Runner(show=shown).start(config.alone())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rayfed.config import check_keys
 from rayfed.config.catalog import choices_of
 from rayfed.config.compose import folder
 from rayfed.config.papers import tables
-from rayfed.config.schema import Config
+from rayfed.config.schema import Request
 from tests.conftest import ROOT
 
 MENU = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -60,7 +60,7 @@ def test_two_clicks_lead_to_a_papers_table_a_method_of_ones_own_and_four_gpus():
 def test_the_page_of_keys_has_every_key_its_type_default_and_meaning():
     text = keys.page()
     rows = dict(re.findall(r"^\| `([\w.]+)` (\|.*\|)$", text, re.MULTILINE))
-    assert set(check_keys.keys_of(Config)) <= {*rows}
+    assert set(check_keys.keys_of(Request)) <= {*rows}
     assert rows["rounds"] == "| whole number ≥ 1 | `10` | Number of rounds. |"
     assert rows["cluster.actors"].startswith(
         "| `auto`, `per_client` or whole number ≥ 1 | `auto` | Number of "

@@ -66,7 +66,7 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
     space = sweep.read_space()
     plain = base.config({})
     _check_one_method(base)
-    _check_objectives(sweep, plain)
+    _check_objectives(sweep, base, plain)
     _check_loggers(sweep, plain)
     space.check(base.config)
     paper = {**_values_of(plain, space), **sweep.default}
@@ -98,9 +98,9 @@ def _validates(sweep: Sweep) -> bool:
     return any(name.startswith(VALIDATED) for name in sweep.objectives)
 
 
-def _check_objectives(sweep: Sweep, config: Config) -> None:
-    if config.protocol != "single":
-        raise ConfigError(f"protocol: {config.protocol!r} is several runs; a sweep needs protocol=single")
+def _check_objectives(sweep: Sweep, base: Base, config: Config) -> None:
+    if (protocol := base.tree.get("protocol", "single")) != "single":
+        raise ConfigError(f"protocol: {protocol!r} is several runs; a sweep needs protocol=single")
     if not config.evaluation.every:
         raise ConfigError("evaluation.every: 0 scores nothing, so there is no objective; set it to 1")
     if _validates(sweep) and not config.evaluation.validation:

@@ -54,7 +54,7 @@ class Base:
         for key, value in values.items():
             if key not in groups:
                 put_value(tree, key, value)
-        config = replace(resolve(tree), compare=())
+        config = resolve(tree).alone()
         return config if seed is None else replace(config, seed=seed)
 
     def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Gt, Le, Lt
 
 from docs.generate.methods import attributes
-from rayfed.config.schema import Config
+from rayfed.config.schema import Request
 
 PAGE = "config.md"
 INTRODUCTION = """# Config keys
@@ -36,7 +36,7 @@ PLAIN = {
 def page() -> str:
     """The text of the page."""
     parts = [INTRODUCTION, ""]
-    for section, cls in sections(Config):
+    for section, cls in sections(Request):
         about = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
         title = f"`{section}`" if section else "Top level"
         parts += [

@@ -1,13 +1,10 @@
-"""The typed schema of an experiment, checked against the dataclasses that the code runs on.
-
-Values that may be written in short are written in full first: paths, and names in place of a section.
-"""
+"""The typed schema of an experiment, checked against the dataclasses that the code runs on."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +23,8 @@ from rayfed.config.compose import (
     methods_to_compare,
     written_for_halves,
 )
+from rayfed.config.short_forms import PATHS, spelled_out
 from rayfed.data.data_config import DataConfig
-from rayfed.data.partition_config import PopulationConfig
 from rayfed.devices import Deterministic
 from rayfed.errors import ConfigError, shown
 from rayfed.federation.executor import OnNonFinite, Policy
@@ -38,10 +35,10 @@ from rayfed.federation.sampling import Sampling
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.model_config import ModelConfig, with_weights
+from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count, Head, NonNegative, Positive
-from rayfed.user_files import check_run_folder, read_file, user_path
+from rayfed.user_files import check_run_folder, read_file
 
 ProtocolName: TypeAlias = Literal[
     "single",
@@ -186,20 +183,8 @@ class Config:
         capacity: Number of blocks that a client can hold: one number, a list by client or by domain, shares
             by depth, or dynamic (drawn each round); none: all blocks. `capacity.rank`: the same for the rank
             of its LoRA adapters, besides `capacity.blocks`.
-        compare: Algorithms that are run with the same data, tuning and training, one after the other. Where
-            nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
-            all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
-            others in its compare/<name>; one table and one figure show all.
-        compare_options: What a command that compares methods says of `server` and `local`, filled in by it:
-            every compared method gets the values of those keys that it has, not only the first one.
-        equal_steps: Methods of `compare` that would train less often than the first one make more passes
-            (`train.epochs`), so that all train on as many batches.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse kernels whose results differ from run to run; auto: on a GPU (docs/gpu.md).
-        protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
-            no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
-            clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
-            classes and data sets of which no client has an example.
         checkpoint: Checkpoints from which a run is continued.
         failures: The policy for failures of clients and actors.
         on_nonfinite: A loss or a global tensor that is NaN or infinite is recorded in the events, on the
@@ -230,12 +215,8 @@ class Config:
     channel: ChannelConfig = ()
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     capacity: CapacityConfig = None
-    compare: str | tuple[str, ...] = ()
-    compare_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    equal_steps: bool = False
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: Deterministic = "auto"
-    protocol: ProtocolName = "single"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failures: Policy = field(default_factory=Policy)
     on_nonfinite: OnNonFinite = "warn"
@@ -247,12 +228,49 @@ class Config:
     overwrite: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request(Config):
+    """An experiment, and what a command asks for besides it: other methods, or the runs of a protocol.
+
+    These make several runs, which a study holds; the config of a run has none of them.
+
+    Attributes:
+        compare: Algorithms that are run with the same data, tuning and training, one after the other. Where
+            nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
+            all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
+            others in its compare/<name>; one table and one figure show all.
+        compare_options: What a command that compares methods says of `server` and `local`, filled in by it:
+            every compared method gets the values of those keys that it has, not only the first one.
+        equal_steps: Methods of `compare` that would train less often than the first one make more passes
+            (`train.epochs`), so that all train on as many batches.
+        protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
+            no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
+            clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
+            classes and data sets of which no client has an example.
+    """
+
+    compare: str | tuple[str, ...] = ()
+    compare_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    equal_steps: bool = False
+    protocol: ProtocolName = "single"
+
+    def alone(self) -> Config:
+        """The experiment without what is asked for besides."""
+        return Config(**{each.name: getattr(self, each.name) for each in dataclasses.fields(Config)})
+
+    @classmethod
+    def of(cls, config: Config, protocol: ProtocolName = "single") -> Request:
+        """The runs of a protocol of an experiment; `single`: the experiment itself."""
+        values = {each.name: getattr(config, each.name) for each in dataclasses.fields(Config)}
+        return cls(**values, protocol=protocol)
+
+
 def load_config(
     overrides: Sequence[str] = (),
     file: str | Path | None = None,
     more: Mapping[str, Any] | None = None,
-) -> Config:
-    """Compose, override and check one experiment.
+) -> Request:
+    """Compose, override and check one experiment, with what is asked for besides.
 
     Where nothing chooses an algorithm and the default one cannot use what was chosen, such as tuning=lora,
     the algorithm is FedAvg, and a warning says so. Where only `compare` names methods, the algorithm is the
@@ -315,10 +333,10 @@ def _keys_of_half(method: str, half: str, where: str = "algorithm") -> set[str]:
     return {each.name for each in dataclasses.fields(getattr(METHODS.load(method, where), half))}
 
 
-def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[str, Any] | None) -> Config:
+def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[str, Any] | None) -> Request:
     """The config of the first method that trains and with whose settings all of them can run."""
 
-    def led_by(lead: str) -> Config:
+    def led_by(lead: str) -> Request:
         config = resolve(composed([*overrides, f"algorithm={lead}"], more=more))
         for name in names:
             with nullcontext() if name == lead else of_compared(name):
@@ -347,7 +365,7 @@ def of_compared(method: str) -> Iterator[None]:
         raise
 
 
-def with_method(config: Config, name: str, **changes: Any) -> Config:
+def with_method(config: Request, name: str, **changes: Any) -> Config:
     """The same experiment with another method.
 
     It has its default hyperparameters, except for those that `compare_options` says of it.
@@ -372,11 +390,13 @@ def with_method(config: Config, name: str, **changes: Any) -> Config:
         }
         for half in HALVES
     }
-    other = {"algorithm": name, **halves, "tuning": tuning, "compare_options": {}}
-    return resolve({**to_dict(config), **other, **changes})
+    other = {"algorithm": name, **halves, "tuning": tuning}
+    return resolve({**to_dict(config.alone()), **other, **changes}).alone()
 
 
-def _with_fitting_method(config: Config, overrides: Sequence[str], more: Mapping[str, Any] | None) -> Config:
+def _with_fitting_method(
+    config: Request, overrides: Sequence[str], more: Mapping[str, Any] | None
+) -> Request:
     """The config, or the same with FedAvg where only that can use what was chosen."""
     try:
         compatible_parts(config)
@@ -390,8 +410,8 @@ def _with_fitting_method(config: Config, overrides: Sequence[str], more: Mapping
     return config
 
 
-def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run, read from its folder.
+def load_run(folder: Path, overrides: Sequence[str] = ()) -> Request:
+    """The config of a run or of a command with several runs, read from its folder.
 
     Args:
         folder: Folder of the run.
@@ -405,18 +425,18 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Config:
     return resolve(compose(overrides, read_file(file, str(folder))))
 
 
-def resolve(tree: Mapping[str, Any]) -> Config:
+def resolve(tree: Mapping[str, Any]) -> Request:
     """Check a plain mapping and fill in every default, those of the halves and the tuning included.
 
     Raises:
         ConfigError: One line: the key, its value, what is allowed.
     """
     try:
-        config = parse(Config, spelled_out(tree), "")
+        config = parse(Request, spelled_out(tree), "")
         check_listed_once(config.compare)
         parts = build_parts(config)
     except UnknownKeyError as err:
-        raise ConfigError(advice(err.key, str(err), Config, tree)) from err
+        raise ConfigError(advice(err.key, str(err), Request, tree)) from err
     return dataclasses.replace(
         config,
         server=_with_name(config.server.get("name", config.algorithm), parts.server),
@@ -498,109 +518,6 @@ def _with_name(name: str, part: object) -> dict[str, Any]:
     return {"name": name, **plain(part)}
 
 
-PATHS = (
-    *("output", "data.root", "data.cache", "data.partition.file", "model.weights", "evaluation.model_of"),
-    *(f"faults.{name}" for name in ("trace", "devices", "sessions")),
-)
-"""Keys that may hold a path; `~` in them stands for a home folder, and relative ones begin where the command
-was started."""
-
-STAGES = ("clip", "noise", "top_k", "fp16", "int8")
-"""Names of the stages of `channel`; the first three have a strength."""
-
-
-def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values that may be written in short, written in full.
-
-    `data.partition: path` is `data.partition.file: path`, `model.pretrained: path` is `model.weights: path`,
-    a list or a name in `data.augment` is a section, `data.population: N` is `data.population.clients: N`, and
-    paths (`PATHS`) begin at the root of the file system.
-
-    Raises:
-        ConfigError: A path begins with `~` and names no home folder, the system allows no such path, or a
-            short form has a value that it cannot have.
-    """
-    data = tree.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
-        data = {**data, "partition": {"file": data["partition"]}}
-    if isinstance(data, Mapping) and isinstance(data.get("augment"), str | list | tuple):
-        data = {**data, "augment": _augment_section(data["augment"])}
-    if isinstance(data, Mapping) and (population := data.get("population")) is not None:
-        data = {**data, "population": _population_section(population)}
-    if data is not None:
-        tree = {**tree, "data": data}
-    if isinstance(channel := tree.get("channel"), str | list | tuple):
-        tree = {**tree, "channel": _stages(channel)}
-    if isinstance(model := tree.get("model"), Mapping):
-        tree = {**tree, "model": with_weights(model)}
-    for key in (*PATHS, *(f"data.targets.{name}.root" for name in _targets(tree))):
-        tree = _at_home(tree, key.split("."), key)
-    return tree
-
-
-def _targets(tree: Mapping[str, Any]) -> Iterable[str]:
-    """Names of the data sets in `data.targets` that have a section; names with dots are left out."""
-    data = tree.get("data")
-    targets = data.get("targets") if isinstance(data, Mapping) else None
-    return [name for name in targets if "." not in name] if isinstance(targets, Mapping) else []
-
-
-def _population_section(value: Any) -> Mapping[str, Any]:
-    """The section `data.population` for a number of clients or a section."""
-    if isinstance(value, Mapping):
-        return value
-    if type(value) is not int:
-        raise ConfigError(
-            f"data.population: {shown(value)} is neither a number of clients nor a section; write "
-            f"data.population=1000, or data.population.clients=1000 and other keys of the section: "
-            f"{', '.join(key.name for key in dataclasses.fields(PopulationConfig) if key.name != 'clients')}"
-        )
-    return {"clients": value}
-
-
-def _augment_section(names: str | Sequence[Any]) -> dict[str, Any] | None:
-    """The section `data.augment` for a name or a list of names; None for `none` and an empty list."""
-    listed = [names] if isinstance(names, str) else list(names)
-    if listed in ([], ["none"]):
-        return None
-    if repeated := [name for name in listed if not isinstance(name, str) or listed.count(name) > 1]:
-        raise ConfigError(
-            f"data.augment: {shown(repeated[0])} is not a name that is listed once; write "
-            f"data.augment=[crop,flip]"
-        )
-    return {name: {} for name in listed}
-
-
-def _stages(names: str | Sequence[Any]) -> list[Any]:
-    """The list `channel` for a name or a list; its names are checked, with a message that lists all."""
-    stages = [names] if isinstance(names, str) else list(names)
-    for stage in stages:
-        wrong = [name for name in stage if name not in STAGES[:3]] if isinstance(stage, Mapping) else []
-        if isinstance(stage, str) and stage not in STAGES[3:]:
-            wrong = [stage]
-        if wrong:
-            raise ConfigError(
-                f"channel: {shown(wrong[0])} is not a stage; the stages are {{clip: NORM}}, "
-                f"{{noise: MULTIPLE}}, {{top_k: SHARE}}, fp16 and int8"
-            )
-    return stages
-
-
-def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:
-    """The tree with one path written out, from the root of the file system; the path is checked.
-
-    So a saved config finds its files from any folder. Only `output` stays relative, as a run may be moved.
-    """
-    name, *rest = path
-    value = tree.get(name)
-    if rest:
-        return {**tree, name: _at_home(value, rest, key)} if isinstance(value, Mapping) else tree
-    if isinstance(value, str) and value:
-        there = user_path(value, key)
-        return {**tree, name: str(there if key == "output" else there.absolute())}
-    return tree
-
-
 HARMLESS = (
     "cluster",
     "checkpoint",
@@ -631,7 +548,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[t
         old: A config as plain containers; keys that its version of RayFed did not have are their defaults.
         new: A config of this version.
     """
-    return changes(_with_new_keys(old, Config), new)
+    return changes(_with_new_keys(old, Request), _with_new_keys(new, Request))
 
 
 def _with_new_keys(tree: Mapping[str, Any], section: type) -> dict[str, Any]:

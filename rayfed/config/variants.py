@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from rayfed.config.catalog import choices_of
 from rayfed.config.check_keys import parse
 from rayfed.config.compose import HALVES, compose, folder
-from rayfed.config.schema import Config, compatible_parts, of_compared, with_method
+from rayfed.config.schema import Config, Request, compatible_parts, of_compared, with_method
 from rayfed.data.data_config import DataConfig, client_domains
 from rayfed.data.partition.groups import only_tests
 from rayfed.data.shards import Dataset
@@ -39,7 +39,7 @@ TEMPLATE = "template"
 
 def part(config: Config, **changes: Any) -> Config:
     """A run of a protocol. Args: changes: other values, by key of the config."""
-    return replace(config, protocol="single", **changes)
+    return replace(config, **changes)
 
 
 def unseen_clients(config: Config) -> dict[str, Config]:
@@ -217,7 +217,7 @@ def scoring(trained: Config, data: DataConfig) -> Config:
     return part(trained, data=data, evaluation=evaluation, **off)
 
 
-def comparisons(config: Config) -> dict[str, Config]:
+def comparisons(config: Request) -> dict[str, Config]:
     """The other experiments of `compare`, by algorithm: the same but for the method.
 
     A method has its defaults, and of `compare_options` what it has a key for.
@@ -236,7 +236,7 @@ def comparisons(config: Config) -> dict[str, Config]:
             continue
         rounds = config.rounds if METHODS.load(name, "compare").server.trains else 1
         with of_compared(name):
-            configs[name] = with_method(config, name, compare=(), equal_steps=False, rounds=rounds)
+            configs[name] = with_method(config, name, rounds=rounds)
             compatible_parts(configs[name])
     return configs
 

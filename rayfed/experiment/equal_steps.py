@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import TypeVar
 
 from rayfed.config.schema import Config
 from rayfed.engine.measure_client import batches_a_step
@@ -16,6 +17,8 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 
 ROUNDING = 1e-6
+
+C = TypeVar("C", bound=Config)
 
 
 def batches_of(setups: Sequence[Setup]) -> float:
@@ -58,7 +61,7 @@ def passes(batches: Mapping[str, float]) -> dict[str, int]:
     return factors
 
 
-def with_passes(config: Config, name: str, factor: int) -> Config:
+def with_passes(config: C, name: str, factor: int) -> C:
     """The config of a row with so many times as many training steps in each visit of a client.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 
-from rayfed.config.schema import Config, composed, load_config, resolve, to_dict
+from rayfed.config.schema import Config, Request, composed, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.finished_run import RoundRow, Run
 from rayfed.experiment.from_objects import split
@@ -160,14 +160,14 @@ class Experiment:
         if method is not None and "algorithm" in others:
             raise ConfigError(f"algorithm: {others['algorithm']!r} is given, and method too; leave out one")
         self._given = {key: value for key, value in named.items() if value is not None} | others
-        self._checked: Config | None = None
+        self._checked: Request | None = None
         self._texts: dict[str, str] = {}  # those of a command line, which the checked config has
 
     @classmethod
     def of(cls, config: Config) -> Experiment:
         """The experiment of a checked config."""
         same = cls()
-        same._checked = config
+        same._checked = config if isinstance(config, Request) else Request.of(config)
         return same
 
     @classmethod
@@ -220,7 +220,7 @@ class Experiment:
         keys = {key for each in every for key in each if any(each.get(key) != o.get(key) for o in every)}
         return ",".join(f"{key}={own[key]}" for key in sorted(keys & own.keys() - {"seed", "algorithm"}))
 
-    def config(self, **values: Any) -> Config:
+    def config(self, **values: Any) -> Request:
         """The checked config, in which every object has a name.
 
         Args:
@@ -265,11 +265,11 @@ class Experiment:
             config = self.config(output=str(folder), overwrite=overwrite, **own)
             if config.protocol != "single" or compared(config, self.given):
                 return self._study(config, overwrite).run(output, quiet=quiet)
-            done = _runner(config, hidden).start(one_method(config, self.given))
+            done = _runner(config, hidden).start(one_run(config, self.given))
         done._kept = kept
         return done
 
-    def _study(self, config: Config, overwrite: bool) -> Any:
+    def _study(self, config: Request, overwrite: bool) -> Any:
         """The study of the compared methods and of the runs of the protocol."""
         from rayfed.experiment.study.methods import methods_study
 
@@ -335,7 +335,7 @@ class Experiment:
         return f"Experiment({given})"
 
 
-def one_run(config: Config, given: Mapping[str, Any]) -> Config:
+def one_run(config: Request, given: Mapping[str, Any]) -> Config:
     """The config of an experiment that is one run, without the reference that a model brings.
 
     Args:
@@ -350,7 +350,7 @@ def one_run(config: Config, given: Mapping[str, Any]) -> Config:
             f"protocol: {config.protocol!r} makes several runs, and one is needed here; run(), compare and "
             f"grid make a study of them"
         )
-    return one_method(config, given)
+    return one_method(config, given).alone()
 
 
 def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
@@ -398,10 +398,10 @@ def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
         checked = one_method(checked, wanted.given)
     if checked.protocol != "single" or checked.compare:
         return _command_study(checked, Show(quiet))
-    return Runner(show=Show(quiet)).start(checked)
+    return Runner(show=Show(quiet)).start(checked.alone())
 
 
-def _command_study(config: Config, show: Show) -> Any:
+def _command_study(config: Request, show: Show) -> Any:
     from rayfed.experiment.study.from_command import begin
 
     return begin(config, show)

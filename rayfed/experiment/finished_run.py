@@ -75,7 +75,7 @@ class Run:
         """The config of the run."""
         from rayfed.config.schema import load_run
 
-        return self._config or load_run(self._folder)
+        return self._config or load_run(self._folder).alone()
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -272,7 +272,11 @@ class Run:
     def _setup(self) -> Setup:
         from rayfed.engine.setup import prepare
 
-        return prepare(self.config)
+        try:
+            return prepare(self.config)
+        except ConfigError as err:
+            err.args = (f"{err.args[0]}; run.params has the trained tensors without the network",)
+            raise
 
     def _id_of(self, client: str) -> str:
         ids = list(self.clients.index)

@@ -28,7 +28,7 @@ def load(path: str | Path) -> Run | Study:
     folder = Path(path).expanduser()
     if (folder / STUDY).exists():
         return Study.opened(folder)
-    config = load_run(folder)
+    config = load_run(folder).alone()
     digest = digest_if_finished(folder, config.rounds)
     if not digest:
         raise ConfigError(f"load: the run in {str(folder)!r} is not finished; {how_to_go_on(folder)}")

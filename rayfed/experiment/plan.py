@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayfed.config.schema import Config
+from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
 from rayfed.data.data_config import DataConfig
 from rayfed.data.shards import Dataset
@@ -45,18 +45,18 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     return Plan(config=config, path=path, setup=setup)
 
 
-def first_run(config: Config) -> Config:
+def first_run(config: Request) -> Config:
     """The experiment itself, or the first run of its protocol.
 
     Raises:
         ConfigError: The protocol has no runs on these data.
     """
     if config.protocol not in PROTOCOLS:
-        return config
+        return config.alone()
     return next(iter(protocol_runs(config, Shared()).values()))
 
 
-def protocol_runs(config: Config, shared: Shared) -> dict[str, Config]:
+def protocol_runs(config: Request, shared: Shared) -> dict[str, Config]:
     """The runs of a protocol by name.
 
     Args:
@@ -70,4 +70,4 @@ def protocol_runs(config: Config, shared: Shared) -> dict[str, Config]:
     def open_data(data: DataConfig) -> Dataset:
         return dataset_of(replace(config, data=data), shared)
 
-    return PROTOCOLS[config.protocol].parts(config, open_data)
+    return PROTOCOLS[config.protocol].parts(config.alone(), open_data)

@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.config import papers
 from rayfed.config.check_keys import plain
 from rayfed.config.compose import folder
-from rayfed.config.schema import Config, load_config, to_dict
+from rayfed.config.schema import Config, Request, load_config, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons, differing_values, trained_otherwise
 from rayfed.data.source import brings_data
 from rayfed.errors import ConfigError, count_of
@@ -63,7 +63,7 @@ def _table(given: Mapping[str, str], file: str | Path | None) -> papers.PaperTab
 
 
 def cells_text(
-    table: papers.PaperTable, scale: str, seeds: str, cells: Sequence[tuple[str, str, Config]]
+    table: papers.PaperTable, scale: str, seeds: str, cells: Sequence[tuple[str, str, Request]]
 ) -> str:
     """Cells of a paper's table, with what each trains with and on, its published numbers, and notes.
 
@@ -74,7 +74,13 @@ def cells_text(
         cells: Row, setting and config of each cell; at least one.
     """
     rows = [
-        (row, setting, seeds, *describe(config), published_text(table.numbers.get(setting, {}).get(row)))
+        (
+            row,
+            setting,
+            seeds,
+            *describe(config, config.protocol),
+            published_text(table.numbers.get(setting, {}).get(row)),
+        )
         for row, setting, config in cells
     ]
     ships = brings_data(cells[0][2].data)
@@ -84,17 +90,17 @@ def cells_text(
     return table_text(title, rows, notes(table, scale, ships))
 
 
-def methods_text(config: Config) -> str:
+def methods_text(config: Request) -> str:
     """The method of a config, and those that `compare` runs with it, as a table.
 
     Raises:
         ConfigError: A compared method does not fit.
     """
-    configs = [config, *comparisons(config).values()]
+    configs = [config.alone(), *comparisons(config).values()]
     what = "one run" if len(configs) == 1 else f"{len(configs)} methods on the same data (compare)"
     if config.protocol in PROTOCOLS:
         what += f" for each {PROTOCOLS[config.protocol].part} (protocol={config.protocol})"
-    rows = [("", "", str(each.seed), *describe(each), "") for each in configs]
+    rows = [("", "", str(each.seed), *describe(each, config.protocol), "") for each in configs]
     tunings = trained_otherwise(
         {each.algorithm: (each.tuning["name"], each.train.optimizer) for each in configs}
     )
@@ -117,8 +123,8 @@ def table_text(title: str, rows: Sequence[tuple[str, ...]], below: Sequence[str]
     return Table(title, head, tuple(cells), tuple(below)).text(terminal_width())
 
 
-def describe(config: Config) -> tuple[str, str, str, str, str]:
-    """Method, tuning, model, data and training of a config, each in a few words."""
+def describe(config: Config, protocol: str) -> tuple[str, str, str, str, str]:
+    """Method, tuning, model, data and training of an experiment with a protocol, each in a few words."""
     data = f"{config.data.name} val {config.data.val} test {config.data.test}, {partition(to_dict(config))}"
     if config.data.limit is not None:
         data += f", at most {config.data.limit} of a domain"
@@ -126,8 +132,8 @@ def describe(config: Config) -> tuple[str, str, str, str, str]:
         data += f", {' '.join(config.data.augment.names)}"
     if config.data.held_out:
         data += f", {config.data.held_out} held out"
-    elif config.protocol in PROTOCOLS:
-        data += f", {PROTOCOLS[config.protocol].data}"
+    elif protocol in PROTOCOLS:
+        data += f", {PROTOCOLS[protocol].data}"
     for what in ("blocks", "rank"):
         if (sizes := sizes_of(config.capacity, what)) is not None:
             data += f", {what} {sizes}"

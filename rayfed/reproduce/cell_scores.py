@@ -25,7 +25,7 @@ from rayfed.report.protocols import MEASURES, fold_of
 from rayfed.report.protocols import scores as means_of_fold
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
+    from rayfed.config.schema import Config, Request
 
 TRAINED = "numbers_trained"
 STEPS, EXAMPLES = "local steps", "local examples"
@@ -52,7 +52,7 @@ def unit(score: str) -> str:
     return {TRAINED: "numbers", "variance": "percent squared"}.get(score, "percent")
 
 
-def rule_of(config: Config) -> str:
+def rule_of(config: Request) -> str:
     """The rule by which the round of a run is chosen, in words."""
     if config.protocol == "leave_one_out" or config.evaluation.validation:
         ties = config.evaluation.ties

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rayfed.doctor import diagnose, estimate
 from rayfed.engine.measure_client import costs
-from rayfed.experiment.plan import first_run
 from rayfed.experiment.study.cluster_share import share
 from rayfed.experiment.study.progress import duration
 from rayfed.experiment.study.run_cell import CommonParts
@@ -71,7 +70,7 @@ def cost_of(asked: TableStudy, waiting: Sequence[TableCell]) -> TableCost:
         for setting in dict.fromkeys(cell.setting for cell in waiting)
     }
     config = asked.configs[first]
-    found = diagnose(first_run(config))
+    found = diagnose(config)
     part = share(config.cluster, len(waiting), found.nodes, asked.at_once)
     measured = setups[first.setting][0]
     reference = costs(measured.experiment, measured.world.train)[found.measured.client]

@@ -13,15 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import Config, changes
+from rayfed.config.schema import Request, changes
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError, shown, unknown
-from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import protocol_runs
 from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.coordinates import PART, Key
 from rayfed.experiment.study.described import Fixed
+from rayfed.experiment.study.equal_cells import equally_trained
 from rayfed.experiment.study.run_cell import CommonParts
 from rayfed.user_files import parse_value, user_path
 
@@ -84,7 +84,7 @@ class TableStudy:
     rows: tuple[str, ...]
     settings: tuple[str, ...]
     seeds: tuple[int, ...]
-    configs: Mapping[TableCell, Config]
+    configs: Mapping[TableCell, Request]
     given: frozenset[str] = frozenset()
 
     @cached_property
@@ -95,7 +95,7 @@ class TableStudy:
         return Study(cells, names=COORDINATES)
 
     @property
-    def first(self) -> Config:
+    def first(self) -> Request:
         """The experiment of the first cell."""
         return next(iter(self.configs.values()))
 
@@ -141,8 +141,10 @@ def table_study(
         for seed in count
         for row, setting in pairs
     }
-    if equal:
-        configs = _trained_equally(configs)
+    if equal and len({cell.row for cell in configs}) > 1:
+        cells: dict[Key, Request] = {(*cell,): config for cell, config in configs.items()}
+        longer = equally_trained(cells, COORDINATES, (), CommonParts(), setups_of)
+        configs = {cell: longer[cell] for cell in configs}
     on_ray = next(iter(configs.values())).cluster.executor == "ray"
     rows = dict.fromkeys(row for row, _ in pairs)
     settings = dict.fromkeys(setting for _, setting in pairs)
@@ -171,7 +173,7 @@ def part_of(key: Key, names: Sequence[str]) -> str:
     return str(key[names.index(PART)]) if PART in names else ""
 
 
-def setups_of(config: Config, common: CommonParts) -> tuple[Setup, ...]:
+def setups_of(config: Request, common: CommonParts) -> tuple[Setup, ...]:
     """The prepared run of a cell, or those of all domains that are held out.
 
     Raises:
@@ -179,7 +181,7 @@ def setups_of(config: Config, common: CommonParts) -> tuple[Setup, ...]:
     """
     shared = common.of(config)
     if config.protocol == "single":
-        return (prepare(config, shared=shared),)
+        return (prepare(config.alone(), shared=shared),)
     return tuple(prepare(run, shared=shared) for run in protocol_runs(config, shared).values())
 
 
@@ -230,28 +232,6 @@ def _equal_steps(overrides: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
     return wanted[-1:] == [True], tuple(text for text in overrides if text not in mine)
 
 
-def _trained_equally(configs: Mapping[TableCell, Config]) -> dict[TableCell, Config]:
-    """The configs, with more passes where another row of their setting trains more often.
-
-    Rows are compared with the first seed; the other seeds train by the same numbers of passes.
-    """
-    common = CommonParts()
-    seed = next(iter(configs)).seed
-    first = {cell: config for cell, config in configs.items() if cell.seed == seed}
-    factors: dict[tuple[str, str], int] = {}
-    for setting in dict.fromkeys(cell.setting for cell in first):
-        mine = {
-            cell.row: batches_of(setups_of(config, common))
-            for cell, config in first.items()
-            if cell.setting == setting
-        }
-        factors |= {(setting, row): factor for row, factor in passes(mine).items()}
-    return {
-        cell: with_passes(config, cell.row, factors[cell.setting, cell.row])
-        for cell, config in configs.items()
-    }
-
-
 def _check_methods(
     table: papers.PaperTable, pairs: Sequence[tuple[str, str]], overrides: Sequence[str]
 ) -> None:
@@ -300,7 +280,7 @@ def _pairs(table: papers.PaperTable, scale: str, chosen: Sequence[str]) -> list[
     return [pair for pair in every if pair in wanted]
 
 
-def _config(table: papers.PaperTable, scale: str, cell: TableCell, overrides: Sequence[str]) -> Config:
+def _config(table: papers.PaperTable, scale: str, cell: TableCell, overrides: Sequence[str]) -> Request:
     """The experiment of a cell."""
     from rayfed.config.schema import compatible_parts
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 
-from rayfed.config.schema import Config
+from rayfed.config.schema import Request
 
 PLACES = ("output", "data.cache", "data.root", "faults.trace", "data.partition.file", "model.weights")
 """Keys that name a place: damaged with PATHS only, so that no case reads or writes somewhere else."""
@@ -81,7 +81,7 @@ def leaves(kind: type, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-KEYS = leaves(Config)
+KEYS = leaves(Request)
 
 
 def valid(hint: Any) -> st.SearchStrategy[Any]:

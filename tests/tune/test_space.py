@@ -212,10 +212,10 @@ def test_a_sweep_that_cannot_run_is_refused_in_one_line(arguments, words, tmp_pa
 def test_a_trial_has_no_second_method(tmp_path):
     """Else best.yaml, from which `rayfed.run` repeats a trial, would run it."""
     sweep, overrides = load_sweep(["sweep=fedclip", "model=clip_mini", "compare=[]"])
-    assert check_sweep(sweep, overrides, None, tmp_path).config.compare == ()
+    assert not hasattr(check_sweep(sweep, overrides, None, tmp_path).config, "compare")
     base = check_sweep(sweep, ("algorithm=fedclip", "model=clip_mini"), None, tmp_path).base
     assert base.tree["compare"] == "zero_shot"
-    assert base.config({}).compare == ()
+    assert not hasattr(base.config({}), "compare")
 
 
 def test_a_sweep_is_read_by_the_rules_of_every_config(tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result
-from rayfed.config.schema import Config
+from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
 from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
 from rayfed.experiment.finished_run import Run
@@ -49,6 +49,16 @@ if TYPE_CHECKING:
 
 GLOBAL_MODEL = "global"
 """The model that is scored on what no client has."""
+
+
+@contextmanager
+def _naming_cell(key: Key, names: Sequence[str]) -> Iterator[None]:
+    """Adds to wrong input that is found in the block which cell of a study has it."""
+    try:
+        yield
+    except ConfigError as err:
+        err.args = (f"{err.args[0]} (the cell {in_words(key, names)})", *err.args[1:])
+        raise
 
 
 class Runs(Mapping[str, Sequence[Run]]):
@@ -260,23 +270,26 @@ class Study:
             ConfigError: A config is wrong, compares methods, or its seed is not that of the coordinates.
             RayFedError: A client that was tried for `equal_steps` failed.
         """
-        configs: dict[Key, Config] = {}
+        asked: dict[Key, Request] = {}
         for key, cell in self.cells.items():
             own = {name: value for name, value in QUIETLY.items() if name not in cell.given}
-            config = one_method(cell.config(output=str(place), overwrite=False, **own), cell.given)
+            with _naming_cell(key, self.names):
+                config = one_method(cell.config(output=str(place), overwrite=False, **own), cell.given)
             if SEED in self.names and key[self.names.index(SEED)] != config.seed:
                 raise ConfigError(
                     f"seed: the experiment of the cell {in_words(key, self.names)} has seed={config.seed}; "
                     f"give it the seed of its coordinates"
                 )
-            configs[key] = config
-        if (protocol := protocol_of(configs)) != "single":
-            configs = self._expand(protocol, configs, common)
-        if self._equal_steps or any(config.equal_steps for config in configs.values()):
-            configs = equally_trained(configs, self.names, self._scored, common)
-        return {key: replace(config, equal_steps=False) for key, config in configs.items()}
+            asked[key] = config
+        if (protocol := protocol_of(asked)) != "single":
+            configs = self._expand(protocol, asked, common)
+        else:
+            configs = {key: config.alone() for key, config in asked.items()}
+        if self._equal_steps or any(config.equal_steps for config in asked.values()):
+            return equally_trained(configs, self.names, self._scored, common)
+        return configs
 
-    def _expand(self, protocol: str, configs: Mapping[Key, Config], common: CommonParts) -> dict[Key, Config]:
+    def _expand(self, protocol: str, asked: Mapping[Key, Request], common: CommonParts) -> dict[Key, Config]:
         """Replace each cell by the runs of its protocol.
 
         Raises:
@@ -286,9 +299,10 @@ class Study:
             raise ConfigError(
                 f"protocol: cells with protocol={protocol} have no after, and no part of their own"
             )
-        parts = protocol_cells(configs, self.names, common.shared)
+        parts = protocol_cells(asked, self.names, common.shared)
         self.cells = {
-            key: Fixed(config, self.cells[parts.cell_of[key]].given) for key, config in parts.configs.items()
+            key: Fixed.of(config, self.cells[parts.cell_of[key]].given)
+            for key, config in parts.configs.items()
         }
         self.names, self._scored, self._protocol = parts.names, dict(parts.scores), protocol
         self._after = {key: (trained,) for key, trained in parts.scores.items()}

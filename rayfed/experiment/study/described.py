@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayfed.config.schema import Config, load_run
+from rayfed.config.schema import Config, ProtocolName, Request, load_run
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.kept_session import QUIETLY
 from rayfed.federation.method_registry import METHODS
@@ -20,7 +20,7 @@ class Described(Protocol):
     def given(self) -> Mapping[str, Any]:
         """The values that were given, by key."""
 
-    def config(self, **values: Any) -> Config:
+    def config(self, **values: Any) -> Request:
         """The checked config, with other values."""
 
 
@@ -39,10 +39,15 @@ class Fixed:
         given: The values that its user gave, by key.
     """
 
-    def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
+    def __init__(self, config: Request, given: Mapping[str, Any]) -> None:
         self._config, self.given = config, given
 
-    def config(self, **values: Any) -> Config:
+    @classmethod
+    def of(cls, config: Config, given: Mapping[str, Any], protocol: ProtocolName = "single") -> Fixed:
+        """The runs of a protocol of a checked config; `single`: its one run."""
+        return cls(Request.of(config, protocol), given)
+
+    def config(self, **values: Any) -> Request:
         """The config, with other values of its top level."""
         return replace(self._config, **values)
 
@@ -62,7 +67,7 @@ class RecordedExperiment:
         """The values that the study would set otherwise."""
         return dict.fromkeys(QUIETLY)
 
-    def config(self, **values: Any) -> Config:
+    def config(self, **values: Any) -> Request:
         """The config, with other values of its top level.
 
         Raises:
@@ -71,7 +76,7 @@ class RecordedExperiment:
         return replace(load_run(self._folder), **values)
 
 
-def compared(config: Config, given: Mapping[str, Any]) -> bool:
+def compared(config: Request, given: Mapping[str, Any]) -> bool:
     """Whether a user asked for other methods besides that of an experiment.
 
     A model may bring a reference, such as `zero_shot`, which `rayfed run` runs, too, without being asked.
@@ -86,8 +91,8 @@ def compared(config: Config, given: Mapping[str, Any]) -> bool:
     return any(asked or METHODS.load(name, "compare").server.trains for name in others)
 
 
-def one_method(config: Config, given: Mapping[str, Any]) -> Config:
-    """The config of an experiment with one method, without the reference that a model brings.
+def one_method(config: Request, given: Mapping[str, Any]) -> Request:
+    """The experiment with its own method alone, without the reference that a model brings.
 
     Raises:
         ConfigError: It compares methods.

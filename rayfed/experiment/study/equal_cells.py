@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from rayfed.engine.setup import prepare
+from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.study.coordinates import PART, SEED, Key
@@ -16,10 +16,24 @@ if TYPE_CHECKING:
 
 METHOD = "method"
 
+if TYPE_CHECKING:
+    C = TypeVar("C", bound=Config)
+else:
+    C = TypeVar("C")
+
+
+def its_setup(config: Config, common: CommonParts) -> tuple[Setup, ...]:
+    """The one run of a cell, prepared."""
+    return (prepare(config, shared=common.of(config)),)
+
 
 def equally_trained(
-    configs: Mapping[Key, Config], names: tuple[str, ...], scored: Collection[Key], common: CommonParts
-) -> dict[Key, Config]:
+    configs: Mapping[Key, C],
+    names: tuple[str, ...],
+    scored: Collection[Key],
+    common: CommonParts,
+    prepared: Callable[[C, CommonParts], Sequence[Setup]] = its_setup,
+) -> dict[Key, C]:
     """The cells, with more passes where another method of their setting trains on more batches.
 
     A setting is what the cells of a row have in common besides the method. Methods are compared with the
@@ -30,6 +44,7 @@ def equally_trained(
         names: Names of their coordinates.
         scored: The cells that train nothing, but score the model of another one.
         common: What was made for the cells already.
+        prepared: Gives the runs of a cell.
 
     Raises:
         ConfigError: Only one method trains, or no whole number of passes makes two of them equal.
@@ -40,12 +55,12 @@ def equally_trained(
         at = dict(zip(names, key, strict=True))
         setting = tuple(value for name, value in at.items() if name not in (METHOD, PART, SEED))
         settings.setdefault(setting, {}).setdefault(str(at.get(METHOD)), []).append(key)
-    if any(len(methods) < 2 for methods in settings.values()):
+    if all(len(methods) < 2 for methods in settings.values()):
         raise ConfigError("equal_steps: nothing is compared; add compare=[NAME], or leave out equal_steps")
-    longer: dict[Key, Config] = {}
+    longer: dict[Key, C] = {}
     for methods in settings.values():
         batches = {
-            name: _batches([configs[key] for key in keys if key not in scored], common)
+            name: _batches([configs[key] for key in keys if key not in scored], common, prepared)
             for name, keys in methods.items()
         }
         for name, factor in passes(batches).items():
@@ -56,7 +71,9 @@ def equally_trained(
     return {key: longer[key] for key in configs}
 
 
-def _batches(configs: list[Config], common: CommonParts) -> float:
+def _batches(
+    configs: Sequence[C], common: CommonParts, prepared: Callable[[C, CommonParts], Sequence[Setup]]
+) -> float:
     """Training batches of the runs with the first seed; 0: they train nothing."""
     first = [config for config in configs if config.seed == configs[0].seed]
-    return batches_of([prepare(config, shared=common.of(config)) for config in first])
+    return batches_of([setup for config in first for setup in prepared(config, common)])

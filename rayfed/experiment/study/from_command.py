@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from rayfed.config.schema import Config, to_dict
+from rayfed.config.schema import Config, Request, to_dict
 from rayfed.config.variants import PROTOCOLS, comparisons
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe, never_train
@@ -40,12 +40,12 @@ from rayfed.record.trackers import check_trackers
 from rayfed.terminal.table_formats import fit_width, terminal_width
 
 
-def makes_study(config: Config) -> bool:
+def makes_study(config: Request) -> bool:
     """Whether a command makes several runs: of methods that are compared, or of a protocol."""
     return config.protocol in PROTOCOLS or bool(comparisons(config)) or config.equal_steps
 
 
-def check(config: Config) -> None:
+def check(config: Request) -> None:
     """Check all runs as before their start: config, data, models and folder; nothing is started or written.
 
     Raises:
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
     _checked(config)
 
 
-def begin(config: Config, show: Show) -> Study:
+def begin(config: Request, show: Show) -> Study:
     """Run all methods and parts in a new folder, one after the other, and write their tables and report.
 
     Args:
@@ -78,7 +78,7 @@ def begin(config: Config, show: Show) -> Study:
     return study
 
 
-def go_on(path: Path, config: Config, show: Show) -> Study:
+def go_on(path: Path, config: Request, show: Show) -> Study:
     """Continue the runs in the folder of an earlier command; what is finished is not repeated.
 
     Args:
@@ -106,7 +106,7 @@ Cells = Mapping[Key, tuple[Config, Setup]]
 """The config of each cell, and what was prepared from it."""
 
 
-def _checked(config: Config, joins: bool = False) -> tuple[Path, str, Study, Cells, CommonParts]:
+def _checked(config: Request, joins: bool = False) -> tuple[Path, str, Study, Cells, CommonParts]:
     """Folder of a new study, token of what is in it, the study, and its prepared cells."""
     check_trackers(config.trackers)
     path = Path(config.output) if config.output else new_folder_name(config)
@@ -147,7 +147,7 @@ def name_of(study: Study, key: Key) -> str:
 
 
 def _run(
-    config: Config, study: Study, manifest: Manifest, cells: Cells, common: CommonParts, show: Show
+    config: Request, study: Study, manifest: Manifest, cells: Cells, common: CommonParts, show: Show
 ) -> None:
     """Run the cells that are not finished, and write the tables and the report of all."""
     began = time.perf_counter()
@@ -192,7 +192,7 @@ def _advising(path: Path) -> Iterator[None]:
         raise
 
 
-def _tell(config: Config, study: Study, cells: Cells, show: Show) -> None:
+def _tell(config: Request, study: Study, cells: Cells, show: Show) -> None:
     """Say what will be run, and with a protocol which clients there are."""
     at_part = study.names.index(PART) if PART in study.names else None
     first = next(iter(cells))

@@ -19,10 +19,10 @@ from rayfed.record.readers import STUDY
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
+    from rayfed.config.schema import Config, Request
 
 
-def methods_study(config: Config, given: Mapping[str, Any]) -> Study:
+def methods_study(config: Request, given: Mapping[str, Any]) -> Study:
     """A study of the methods that an experiment compares, on the same data, tuning and training.
 
     With `equal_steps`, those that would train on fewer batches than another one make more passes.
@@ -38,13 +38,12 @@ def methods_study(config: Config, given: Mapping[str, Any]) -> Study:
     Raises:
         ConfigError: A compared method does not fit, or has no model to be scored.
     """
-    methods = {config.algorithm: config, **comparisons(config)}
+    methods = {config.algorithm: config.alone(), **comparisons(config)}
     names = [title(name) for name in methods]
     cells = []
     for (method, each), name in zip(methods.items(), names, strict=True):
-        alone = replace(_scoring_its_own(each), compare=(), compare_options={}, equal_steps=False)
         at = {METHOD: name if names.count(name) == 1 else method, SEED: config.seed}
-        cells.append((at, Fixed(alone, given)))
+        cells.append((at, Fixed.of(_scoring_its_own(each), given, config.protocol)))
     return Study(cells, equal_steps=config.equal_steps)
 
 
@@ -63,7 +62,7 @@ def _scoring_its_own(config: Config) -> Config:
     return replace(config, evaluation=replace(config.evaluation, model_of=str(places[0])))
 
 
-def in_words(config: Config, methods: Sequence[Config]) -> str:
+def in_words(config: Request, methods: Sequence[Config]) -> str:
     """The methods with their rounds, why one without training is among them, and which lack their tuning.
 
     For example `fedavg, afl (3 rounds each)`, or `fedclip (3 rounds), zero_shot (1 round); ...`.
@@ -84,7 +83,7 @@ def in_words(config: Config, methods: Sequence[Config]) -> str:
     return ", ".join(f"{each.algorithm} ({count_of(each.rounds, 'round')})" for each in methods) + notes
 
 
-def _reference(config: Config, methods: Sequence[Config]) -> str:
+def _reference(config: Request, methods: Sequence[Config]) -> str:
     """Says where the reference without training comes from that a model brings; or nothing."""
     name = config.compare
     if not isinstance(name, str) or name not in [each.algorithm for each in methods[1:]]:

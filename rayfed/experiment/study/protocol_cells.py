@@ -13,7 +13,7 @@ from rayfed.experiment.plan import protocol_runs
 from rayfed.experiment.study.coordinates import PART, SEED, Key
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import Config
+    from rayfed.config.schema import Config, Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class ProtocolCells:
     scores: Mapping[Key, Key] = field(default_factory=dict)
 
 
-def protocol_of(configs: Mapping[Key, Config]) -> str:
+def protocol_of(configs: Mapping[Key, Request]) -> str:
     """The protocol of all cells of a study.
 
     Raises:
@@ -47,7 +47,7 @@ def protocol_of(configs: Mapping[Key, Config]) -> str:
     return next(iter(protocols))
 
 
-def protocol_cells(configs: Mapping[Key, Config], names: tuple[str, ...], shared: Shared) -> ProtocolCells:
+def protocol_cells(configs: Mapping[Key, Request], names: tuple[str, ...], shared: Shared) -> ProtocolCells:
     """The runs of the protocol of cells.
 
     Args:

@@ -217,30 +217,9 @@ def find(path: Path) -> Found:
     if (path / STUDY).exists():
         return _study(path)
     check_run_folder(path)
-    members = list(_members(path))
+    run = RecordedRun.opened(path)
+    members = [Member(run=run, method=run.method)]
     return Found(title=members[0].run.name, members=members, repeat=repeat_command(path / "config.yaml"))
-
-
-def _members(path: Path, rule: Rule = "last") -> Iterator[Member]:
-    """The run in a folder, or those of all folds of a cell of a reproduced table.
-
-    Raises:
-        ConfigError: It holds no run.
-    """
-    check_run_folder(path)
-    with reading(path, f"{path}: holds no run (config.yaml is not that of a run)"):
-        protocol = PROTOCOLS.get(str(RecordedRun(path).config.get("protocol")))
-    if protocol is None:
-        run = RecordedRun.opened(path, rule)
-        yield Member(run=run, method=run.method)
-        return
-    inside = [file.parent for file in sorted(path.glob("*/config.yaml"))]
-    if not inside:
-        raise ConfigError(f"{path}: holds no run (none of its folders has one)")
-    for folder in inside:
-        for member in _members(folder, "validation" if protocol.by_validation else "last"):
-            setting = protocol.setting.format(name=folder.name)
-            yield replace(member, setting=setting, averaged=protocol.by_validation)
 
 
 def _study(path: Path) -> Found:

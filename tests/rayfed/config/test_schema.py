@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rayfed.config.compose import compose, folder
-from rayfed.config.schema import Config, ConfigError, build_parts, load_config, to_dict
+from rayfed.config.schema import Config, ConfigError, Request, build_parts, load_config, to_dict
 from rayfed.federation.executor import Policy
 from tests.conftest import refused
 
@@ -53,7 +53,7 @@ def test_a_saved_config_is_complete_and_loads_to_the_same(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_dict(config)))
     assert load_config([], file) == config
-    assert set(to_dict(config)) == {f.name for f in dataclasses.fields(Config)}
+    assert set(to_dict(config)) == {f.name for f in dataclasses.fields(Request)}
 
 
 def test_a_group_on_top_of_a_saved_config_replaces_its_sections(tmp_path):
@@ -104,9 +104,8 @@ SURFACE = (
         "rounds",
         "seed",
     ),
-    *("clients_per_round", "sampling", "channel", "privacy", "capacity", "compare", "compare_options"),
-    "equal_steps",
-    *("faults", "deterministic", "protocol"),
+    *("clients_per_round", "sampling", "channel", "privacy", "capacity"),
+    *("faults", "deterministic"),
     *("checkpoint", "failures", "on_nonfinite", "tensorboard", "figures", "report", "trackers"),
     *("output", "overwrite"),
 )
@@ -114,6 +113,22 @@ SURFACE = (
 
 def test_the_surface_grows_on_purpose_only():
     assert tuple(f.name for f in dataclasses.fields(Config)) == SURFACE
+    more = ("compare", "compare_options", "equal_steps", "protocol")
+    assert tuple(f.name for f in dataclasses.fields(Request)) == (*SURFACE, *more)
+
+
+def test_the_config_of_a_run_has_nothing_of_a_command_with_several():
+    request = load_config(["compare=[fedavg,fedprox]", "protocol=few_shot", "data.shots=[1]", "rounds=3"])
+    alone = request.alone()
+    assert (type(alone), alone.rounds, request.protocol) == (Config, 3, "few_shot")
+    assert set(to_dict(request)) - set(to_dict(alone)) == {
+        "compare",
+        "compare_options",
+        "equal_steps",
+        "protocol",
+    }
+    assert Request.of(alone, "few_shot").alone() == alone
+    assert Request.of(alone, "few_shot").protocol == "few_shot"
 
 
 def test_the_policy_of_failures_is_the_section():
