@@ -287,12 +287,12 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
             these.
     """
     from rayfed.engine.measure_client import costs
+    from rayfed.sampling.base import usual_size
 
     experiment = setup.experiment
     work = costs(experiment, setup.world.train)
     reference = reference or work[measured.client] or 1.0
-    domains = len(experiment.clients.domains)
-    cohort = domains if experiment.sampling == "one_per_domain" else experiment.clients_per_round
+    cohort = usual_size(experiment.clients, experiment.clients_per_round, experiment.sampling)
     drawn = min(1.0, cohort / len(work))
     # In units of the measured call; a round takes at least as long as its slowest client.
     units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference

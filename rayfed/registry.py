@@ -55,6 +55,7 @@ def _modules(folders: tuple[str, ...]) -> list[str]:
 
 METHOD_FILES = Entries("algorithms")
 TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base", "sites"}))
+SAMPLING_FILES = Entries("rayfed.sampling", helpers=frozenset({"base"}))
 READER_FILES = Entries("rayfed.data.readers")
 
 

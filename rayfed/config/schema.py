@@ -31,11 +31,11 @@ from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
 from rayfed.federation.noise_and_compression import ChannelConfig
 from rayfed.federation.privacy_accountant import PrivacyConfig
-from rayfed.federation.sampling import Sampling
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
 from rayfed.models.model_config import ModelConfig
+from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count, Head, NonNegative, Positive
 from rayfed.user_files import check_run_folder, read_file
@@ -175,8 +175,9 @@ class Config:
         rounds: Number of rounds.
         seed: Seed of all random numbers.
         clients_per_round: Number of clients in a round, or all.
-        sampling: `uniform`; `poisson`: each client independently, with `clients_per_round` as the expected
-            number; or `one_per_domain`: one client of each domain in a round.
+        sampling: Rule that draws the clients of a round (docs/realism.md): `uniform`; `poisson`: each client
+            independently, with `clients_per_round` as the expected number; `one_per_domain`; `by_size`;
+            `power_of_choice`; or package.module:FUNCTION.
         channel: What happens to trained values between client and server, in order: `{clip: NORM}`,
             `{noise: MULTIPLE}`, `{top_k: SHARE}`, `fp16`, `int8` (docs/realism.md).
         privacy: The guarantee of `channel` with noise.
@@ -211,7 +212,7 @@ class Config:
     rounds: Count = 10
     seed: Annotated[int, Ge(0)] = 0
     clients_per_round: Literal["all"] | Count = "all"
-    sampling: Sampling = "uniform"
+    sampling: str = "uniform"
     channel: ChannelConfig = ()
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     capacity: CapacityConfig = None
@@ -434,6 +435,7 @@ def resolve(tree: Mapping[str, Any]) -> Request:
     try:
         config = parse(Request, spelled_out(tree), "")
         check_listed_once(config.compare)
+        SAMPLERS.load(config.sampling)
         parts = build_parts(config)
     except UnknownKeyError as err:
         raise ConfigError(advice(err.key, str(err), Request, tree)) from err

@@ -41,11 +41,12 @@ from rayfed.federation.cohort import Answer, Cohort, Cost, Federation, Ledger
 from rayfed.federation.executor import Executor
 from rayfed.federation.local import Local
 from rayfed.federation.privacy_accountant import Privacy
-from rayfed.federation.sampling import Sampling, sample
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import Objective
+from rayfed.sampling import uniform
+from rayfed.sampling.base import Rule, candidates_of, sample
 from rayfed.types import Params, ServerState, Update
 
 
@@ -163,9 +164,9 @@ class Training(Federation):
         server: Server half of the method.
         local: Client half of the method.
         sets: Test sets, each scored once per evaluation.
-        clients_per_round: Number of clients in a cohort; not used where `sampling` is one_per_domain.
-        sampling: How cohorts are drawn: `clients_per_round` uniformly, each client independently with the
-            same probability (poisson), or one client of each domain.
+        clients_per_round: Number of clients in a cohort, as far as `sampling` uses it.
+        sampling: Draws the cohorts.
+        sampling_name: Name of this rule.
         rates: Learning rate of the clients in each round, for the rows; empty: it does not change.
         evaluate_every: Score models in every n-th round and in the last one; 0: never.
         objective: The task, with its metrics over the examples of several test sets.
@@ -187,7 +188,8 @@ class Training(Federation):
     local: Local
     sets: tuple[EvaluationSet, ...]
     clients_per_round: int
-    sampling: Sampling = "uniform"
+    sampling: Rule = uniform.draw
+    sampling_name: str = "uniform"
     rates: tuple[float, ...] = ()
     evaluate_every: int = 1
     objective: Objective = field(default_factory=Objective)
@@ -221,7 +223,7 @@ def run_rounds(
     state = state or experiment.server.start(start)
     for r in range(first, experiment.rounds):
         started = time.perf_counter()
-        cohort = make_cohort(experiment, executor, r, state.virtual_time)
+        cohort = draw_cohort(experiment, executor, replace(state, round=r))
         state = replace(state, round=r)
         after = None
         if cohort.ids:
@@ -379,24 +381,64 @@ def is_due(every: int, round: int, rounds: int) -> bool:
     return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
 
 
-def make_cohort(experiment: Training, executor: Executor, round: int, time: float = 0.0) -> Cohort:
-    """Sample the clients of a round, and their capacities where these are drawn in each round.
+def draw_cohort(experiment: Training, executor: Executor, state: ServerState) -> Cohort:
+    """Draw the clients of a round, and their capacities where these are drawn in each round.
+
+    What a rule asks of clients is in the ledger of the cohort.
+
+    Args:
+        experiment: The experiment.
+        executor: Runs the calls of clients.
+        state: State of the server at the beginning of the round, with its index.
+
+    Raises:
+        ServerError: The rule failed, or drew what cannot be drawn.
+    """
+    empty = cohort_of(experiment, executor, state.round, (), state.virtual_time)
+    candidates = candidates_of(
+        experiment.clients,
+        experiment.clients_per_round,
+        empty.faults,
+        state.round,
+        partial(_losses, experiment, empty, state),
+    )
+    ids = sample(candidates, experiment.sampling, experiment.seed, state.round, experiment.sampling_name)
+    drawn = cohort_of(experiment, executor, state.round, ids, state.virtual_time)
+    return replace(drawn, ledger=empty.ledger)
+
+
+def _losses(experiment: Training, empty: Cohort, state: ServerState, ids: Sequence[str]) -> dict[str, float]:
+    """The loss of the global model on the training examples of clients, for a rule that draws by it.
+
+    Args:
+        experiment: The experiment.
+        empty: A cohort of the round without clients, whose ledger counts the traffic.
+        state: State of the server at the beginning of the round.
+        ids: Ids of the clients.
+    """
+    asked = cohort_of(experiment, empty.executor, state.round, tuple(ids), state.virtual_time)
+    asked = replace(asked, ledger=empty.ledger)
+    sent = {cid: state.broadcast(blocks=asked.prefix(cid)) for cid in ids}
+    task = partial(evaluate, split="train", local=experiment.local)
+    answers: Sequence[Update] = ()
+    with suppress(NobodyAnsweredError):
+        answers = asked.run(task, sent, tag="draw")
+    return {one.client: one.metrics["loss"] for one in answers}
+
+
+def cohort_of(
+    experiment: Training, executor: Executor, round: int, ids: tuple[str, ...], time: float = 0.0
+) -> Cohort:
+    """A cohort of these clients in a round.
 
     Args:
         experiment: The experiment.
         executor: Runs the calls of clients.
         round: Round index, from 0.
+        ids: The clients, in client order.
         time: Virtual seconds at the beginning of the round.
     """
     faults = experiment.faults.at(time) if experiment.faults is not None else None
-    ids = sample(
-        experiment.clients,
-        experiment.clients_per_round,
-        experiment.sampling,
-        faults,
-        experiment.seed,
-        round,
-    )
     capacity = experiment.capacity
     if capacity is None:
         capacity = draw_capacities(ids, experiment.depth, experiment.seed, round)
@@ -426,7 +468,7 @@ def score_without(
         return None
     without: dict[str, dict[str, Any]] = {}
     for kind, start in experiment.parts.items():
-        cohort = make_cohort(experiment, executor, state.round, state.virtual_time)
+        cohort = cohort_of(experiment, executor, state.round, (), state.virtual_time)
         scores = score_global(experiment, cohort, state, start)
         if "report_missing" in cohort.ledger.metrics:
             continue

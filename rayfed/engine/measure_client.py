@@ -37,7 +37,7 @@ from rayfed.devices import (
     settings_restored,
     total_memory,
 )
-from rayfed.engine.loop import Training, make_cohort, score_global
+from rayfed.engine.loop import Training, cohort_of, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
@@ -359,10 +359,10 @@ def resident_bytes(world: World) -> int:
 
 def _cohort_of(experiment: Training, lane: _Lane, round: int, cids: Sequence[str]) -> Cohort:
     """A cohort of these clients, which are also the only clients of the experiment."""
-    cohort = make_cohort(experiment, lane, round)
+    cohort = cohort_of(experiment, lane, round, tuple(cids))
     only = ClientTable.of({cid: experiment.clients[cid] for cid in cids})
     held = experiment.capacity or dict.fromkeys(only, max((experiment.depth + 1) // 2, 1))
-    return replace(cohort, ids=tuple(cids), clients=only, capacity=held)
+    return replace(cohort, clients=only, capacity=held)
 
 
 def _largest(sizes: Mapping[str, float]) -> str:

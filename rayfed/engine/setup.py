@@ -60,7 +60,6 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
 from rayfed.federation.privacy_accountant import Privacy, check_private, check_values, guarantee, with_epsilon
-from rayfed.federation.sampling import usual_size
 from rayfed.federation.tensors_that_stay import check_head, head_of, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig
 from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
@@ -84,9 +83,11 @@ from rayfed.objective import (
     OwnObjective,
     objective,
 )
+from rayfed.sampling.base import SAMPLERS, usual_size
 from rayfed.seeds import derive, use_seed
 from rayfed.terminal.console import stage
 from rayfed.types import Head, Params
+from rayfed.user_objects import title
 
 
 def without_values(config: Config) -> Backbone:
@@ -660,7 +661,8 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
     wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
     if wanted > (there := len(trainers)):
         raise ConfigError(f"clients_per_round: {wanted} is more than {there} clients; write {there}, or all")
-    parts.server.check(usual_size(trainers, wanted, config.sampling))
+    rule = SAMPLERS.load(config.sampling)
+    parts.server.check(usual_size(trainers, wanted, rule))
     channel, privacy = make_channel(config, parts, len(trainers), wanted)
     return Training(
         server=parts.server,
@@ -670,7 +672,8 @@ def _experiment(config: Config, parts: Parts, partition: Partition, model: Built
         seed=config.seed,
         rounds=config.rounds,
         clients_per_round=wanted,
-        sampling=config.sampling,
+        sampling=rule,
+        sampling_name=title(config.sampling),
         rates=tuple(config.train.rate(r, config.rounds) for r in range(config.rounds) if config.train.varies),
         evaluate_every=config.evaluation.every,
         population=len(partition.table) - len(partition.unseen),

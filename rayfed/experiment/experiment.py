@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from rayfed.federation.local import Local
     from rayfed.federation.method_registry import Method
     from rayfed.federation.privacy_accountant import PrivacyConfig
-    from rayfed.federation.sampling import Sampling
     from rayfed.federation.server import Server
     from rayfed.federation.train_config import TrainConfig
     from rayfed.heterogeneity.faults import FaultsConfig
     from rayfed.models.model_config import ModelConfig
     from rayfed.models.user_model import Model
     from rayfed.objective import Task
+    from rayfed.sampling.base import Rule
     from rayfed.tuning.base import Tuning
 
     Section: TypeAlias = Mapping[str, Any]
@@ -91,7 +91,7 @@ class Experiment:
         evaluation: EvaluationConfig | EvaluationKeys | Section | None = None,
         cluster: Literal["inline"] | ClusterConfig | ClusterKeys | Section | None = None,
         clients_per_round: int | Literal["all"] | None = None,
-        sampling: Sampling | None = None,
+        sampling: str | Rule | None = None,
         channel: Any = None,
         privacy: PrivacyConfig | PrivacyKeys | Section | None = None,
         capacity: Any = None,
@@ -120,7 +120,8 @@ class Experiment:
             evaluation: Keys of the section `evaluation`.
             cluster: `inline`, or keys of the section `cluster`.
             clients_per_round: Number of clients in a round, or `all`.
-            sampling: How these are drawn.
+            sampling: How these are drawn: a name, or a function (round, clients, rng) that returns their ids
+                (docs/realism.md).
             channel: What happens to values between client and server.
             privacy: Keys of the section `privacy`.
             capacity: What a client can hold.

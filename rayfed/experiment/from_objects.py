@@ -14,6 +14,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS, Method, method_of
 from rayfed.federation.server import Server
 from rayfed.objective import Task
+from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS
 
 GROUPS = ("algorithm", "data", "model", "tuning", "cluster", "experiment")
@@ -173,6 +174,29 @@ def tuning(value: Any) -> dict[str, Any]:
     return {"tuning": {"name": name, **({} if isinstance(value, type) else plain(value))}}
 
 
+def sampling(value: Any) -> dict[str, Any]:
+    """The key `sampling` for a rule in any form.
+
+    Args:
+        value: A name, or a function `(round, clients, rng)` that returns ids, or an object that can be
+            called so; its values belong to its name.
+
+    Raises:
+        ConfigError: It cannot be called so.
+    """
+    if isinstance(value, str):
+        return {"sampling": value}
+    if not SAMPLERS.accepts(value):
+        raise ConfigError(f"sampling: {shown(value)} is not {SAMPLERS.expected}")
+    if hasattr(value, "__qualname__"):
+        return {"sampling": user_objects.register(value)}
+    code = user_objects.source_digest(type(value))
+    digest = user_objects.text_digest(
+        f"{code} {plain(value) if dataclasses.is_dataclass(value) else value!r}"
+    )
+    return {"sampling": user_objects.register(value, type(value), digest)}
+
+
 def model(value: Any) -> dict[str, Any]:
     """The key `model` for a network in any form.
 
@@ -243,5 +267,5 @@ def data(value: Any, columns: Any = None, task: Any = None) -> dict[str, Any]:
     return {"data": name, "data.name": "own_data"}
 
 
-OBJECTS = {"algorithm": method, "tuning": tuning, "model": model, "task": task}
+OBJECTS = {"algorithm": method, "tuning": tuning, "model": model, "task": task, "sampling": sampling}
 """Keys that accept objects, and what turns these into keys of the config."""

@@ -19,7 +19,6 @@ from annotated_types import Gt, Lt
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.noise_and_compression import Channel
-from rayfed.federation.sampling import Sampling
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
 from rayfed.types import Params, Positive, is_statistic
@@ -215,11 +214,15 @@ def with_epsilon(config: PrivacyConfig, channel: Channel, clients: int, rate: fl
     return replace(channel, noise=high * FINEST)
 
 
+WITHOUT_VALUES = ("uniform", "poisson", "one_per_domain")
+"""Rules for drawing clients that use nothing of their examples; of others nothing is known."""
+
+
 def check_private(
     server: Server,
     local: Local,
     channel: Channel,
-    sampling: Sampling,
+    sampling: str,
     everyone: bool,
     train: TrainConfig,
 ) -> None:
@@ -229,7 +232,7 @@ def check_private(
         server: The driver half.
         local: The client half.
         channel: The channel.
-        sampling: How cohorts are drawn.
+        sampling: Name of the rule that draws cohorts.
         everyone: Whether as many clients as there are take part in every round.
         train: Settings of local optimization.
 
@@ -247,6 +250,11 @@ def check_private(
         raise ConfigError(
             f"train.local_steps: with {train.local_steps} the smallest client sets the steps of all others, "
             f"which the noise of channel does not hide; set train.local_steps=full_epoch or a number"
+        )
+    if sampling not in WITHOUT_VALUES:
+        raise ConfigError(
+            f"sampling: {sampling} may draw clients by what they send without noise, or by their numbers of "
+            f"examples; with noise in channel use {', '.join(WITHOUT_VALUES)}"
         )
     if channel.at_client:
         _check_answers(server)
@@ -288,7 +296,7 @@ def _check_server(server: Server) -> None:
         )
 
 
-def _check_sampling(sampling: Sampling, everyone: bool) -> None:
+def _check_sampling(sampling: str, everyone: bool) -> None:
     if sampling == "one_per_domain" or (not everyone and sampling != "poisson"):
         raise ConfigError(
             f"sampling: with {sampling} the privacy loss is not that of the accountant; set "

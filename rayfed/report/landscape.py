@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from rayfed.client_facts import RowTable
-from rayfed.engine.loop import Training, make_cohort, score_global
+from rayfed.engine.loop import Training, draw_cohort, score_global
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
 from rayfed.evaluation.test_sets import all_splits
@@ -188,7 +188,7 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
     world = replace(run.setup.world, splits=only_tests_thinned(run, images))
     executor = InlineExecutor(world, run.setup.weights, device=run.device)
     experiment = replace(run.setup.experiment, packs=())  # packs have all images of their sets
-    cohort = replace(make_cohort(experiment, executor, run.state.round), ledger=Ledger())
+    cohort = replace(draw_cohort(experiment, executor, run.state), ledger=Ledger())
     if run.setup.partition.drawn is None:  # else there may be too many to train all of them
         cohort = cohort.everyone
     stage("training the clients once more")

@@ -16,6 +16,7 @@ from rayfed.errors import ConfigError, count_of
 from rayfed.heterogeneity.capacity import sizes_of
 from rayfed.terminal.table_formats import Table, terminal_width
 from rayfed.tuning.base import TUNINGS
+from rayfed.user_objects import title as title_of
 
 ADAPTIVE = ("adam", "adamw")
 
@@ -175,8 +176,8 @@ def training(config: Config) -> str:
         f", batch {train.batch_size}, {count_of(train.epochs, 'epoch')}, {count_of(config.rounds, 'round')}"
     )
     if config.clients_per_round != "all":
-        return f"{text} of {config.clients_per_round} clients ({config.sampling})"
-    return text if config.sampling == "uniform" else f"{text} ({config.sampling})"
+        return f"{text} of {config.clients_per_round} clients ({title_of(config.sampling)})"
+    return text if config.sampling == "uniform" else f"{text} ({title_of(config.sampling)})"
 
 
 def changed_hyperparameters(config: Config) -> list[str]:

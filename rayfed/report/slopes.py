@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rayfed.engine.loop import make_cohort
+from rayfed.engine.loop import cohort_of
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import evaluate
-from rayfed.federation.cohort import Cohort, Ledger
+from rayfed.federation.cohort import Cohort
 from rayfed.record.atomic_files import write_parquet
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
@@ -115,7 +114,7 @@ def survey(folder: Path, points: int) -> list[dict[str, Any]]:
     experiment = run.setup.experiment
     if len(experiment.clients) < 2:
         raise ConfigError("the weight of a single client is always 1: a run with two or more is needed")
-    cohort = replace(make_cohort(experiment, executor, run.state.round).everyone, ledger=Ledger())
+    cohort = cohort_of(experiment, executor, run.state.round, ()).everyone
     stage("training all clients once more")
     names, models, _ = trained_once_more(run, cohort)
     counts = [experiment.clients[name].num_examples for name in names]

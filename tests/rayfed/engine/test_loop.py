@@ -9,9 +9,10 @@ from rayfed.evaluation.metrics import evaluation, of_deployed, pool, summary
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.cohort import Answer, ClientInfo
 from rayfed.federation.local import Local
-from rayfed.federation.sampling import sample as draw
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import assign, draw_capacities
+from rayfed.sampling.base import SAMPLERS, candidates_of
+from rayfed.sampling.base import sample as draw
 from rayfed.types import Update
 
 CLIENTS = ClientTable.of({f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=10) for i in range(6)})
@@ -26,13 +27,14 @@ def experiment(per_round=6, sampling="uniform", seed=0, clients=CLIENTS):
         seed=seed,
         rounds=3,
         clients_per_round=per_round,
-        sampling=sampling,
+        sampling=SAMPLERS.load(sampling),
     )
 
 
 def sample(experiment, round):
     e = experiment
-    return draw(e.clients, e.clients_per_round, e.sampling, e.faults, e.seed, round)
+    candidates = candidates_of(e.clients, e.clients_per_round, e.faults, round)
+    return draw(candidates, e.sampling, e.seed, round)
 
 
 def test_full_participation_is_everybody_in_order():

@@ -8,6 +8,7 @@ from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
 from rayfed.experiment.plan import make_plan
+from rayfed.experiment.study.run_cell import CommonParts
 from rayfed.record.readers import read_rows, read_yaml
 from rayfed.report.final_table import total_steps
 from rayfed.resume import main as resume
@@ -81,3 +82,21 @@ def test_compared_methods_train_as_often_as_the_one_that_trains_most(tmp_path, c
     assert run([*chosen, "algorithm=fedavg", f"output={tmp_path / 'other'}"]) == 2
     assert "equal_steps: nothing is compared" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_a_setting_with_one_method_stays_as_it_is_where_another_one_compares(monkeypatch):
+    from rayfed.experiment.study import equal_cells
+
+    once = load_config(["train.epochs=1"]).alone()
+    twice = load_config(["train.epochs=2"]).alone()
+    cells = {("a", "x", 0): once, ("b", "x", 0): twice, ("a", "y", 0): once}
+    monkeypatch.setattr(equal_cells, "batches_of", lambda setups: sum(each.train.epochs for each in setups))
+
+    def equally(cells):
+        names = ("method", "setting", "seed")
+        return equal_cells.equally_trained(cells, names, (), CommonParts(), lambda config, common: (config,))
+
+    found = {key: config.train.epochs for key, config in equally(cells).items()}
+    assert found == {("a", "x", 0): 2, ("b", "x", 0): 2, ("a", "y", 0): 1}
+    with pytest.raises(ConfigError, match="nothing is compared"):
+        equally({key: config for key, config in cells.items() if key[0] == "a"})

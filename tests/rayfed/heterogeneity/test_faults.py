@@ -10,7 +10,7 @@ import torch
 
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import make_cohort, run_rounds
+from rayfed.engine.loop import draw_cohort, run_rounds
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
@@ -20,7 +20,8 @@ from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.faults import FaultsConfig, plan_faults
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import final_table
-from rayfed.types import Broadcast
+from rayfed.sampling import one_per_domain
+from rayfed.types import Broadcast, ServerState
 from tests.conftest import ROOT, SMALL
 
 DOMAINS = {f"c{i}": "ab"[i // 3] for i in range(6)}
@@ -121,20 +122,24 @@ def test_an_exchange_lasts_until_the_last_answer_or_the_deadline():
     assert faults.duration({"c0": 2.0}, ["c0"]) == 2.0
 
 
+def drawn_in(experiment, round):
+    return draw_cohort(experiment, None, ServerState(round=round, params={})).ids
+
+
 def test_only_those_available_are_drawn(cache):
     setup = setup_of(cache, "clients_per_round=2", "faults.availability=0.5")
     faults, ids = setup.experiment.faults, list(setup.experiment.clients)
     for r in range(60):
         there = [cid for cid in ids if faults.is_available(r, cid)]
-        drawn = make_cohort(setup.experiment, None, r).ids
+        drawn = drawn_in(setup.experiment, r)
         assert set(drawn) <= set(there)
         assert len(drawn) == min(2, len(there))
-    one_each = replace(setup.experiment, sampling="one_per_domain")
-    assert any(len(make_cohort(one_each, None, r).ids) < len(setup.dataset.domains) for r in range(20))
+    one_each = replace(setup.experiment, sampling=one_per_domain.draw)
+    assert any(len(drawn_in(one_each, r)) < len(setup.dataset.domains) for r in range(20))
     certain = replace(setup.experiment, faults=plan_faults(FaultsConfig(dropout=0.5), CLIENTS, work, (), 0))
     certain = replace(certain, clients=CLIENTS)
-    assert [make_cohort(certain, None, r).ids for r in range(9)] == [
-        make_cohort(replace(certain, faults=None), None, r).ids for r in range(9)
+    assert [drawn_in(certain, r) for r in range(9)] == [
+        drawn_in(replace(certain, faults=None), r) for r in range(9)
     ]
 
 

@@ -3,15 +3,20 @@
 import numpy as np
 
 from rayfed.client_facts import ByClient, ClientInfo, ClientTable
-from rayfed.federation import sampling
-from rayfed.federation.sampling import sample
 from rayfed.heterogeneity.faults import Faults, Profile
+from rayfed.sampling import base
+from rayfed.sampling.base import SAMPLERS, candidates_of
 from rayfed.seeds import generator
 
 COUNT = 3000
 TABLE = ClientTable.of(
     {f"c{i:04d}": ClientInfo(domain="abc"[i // 1000], num_examples=1) for i in range(COUNT)}
 )
+
+
+def sample(table, wanted, name, faults, seed, round):
+    """Ids that a shipped rule draws."""
+    return base.sample(candidates_of(table, wanted, faults, round), SAMPLERS.load(name), seed, round)
 
 
 class Asked(Faults):
@@ -44,7 +49,7 @@ def test_of_very_many_clients_only_those_that_may_be_drawn_are_asked(monkeypatch
     full = faults(0.5)
     few = sample(TABLE, 20, "uniform", full, 0, 0)
     assert (len(few), len(asked)) == (20, COUNT)  # few clients: everybody is asked, as ever
-    monkeypatch.setattr(sampling, "MANY", 100)
+    monkeypatch.setattr(base, "MANY", 100)
     there = faults(0.5)
     drawn = sample(TABLE, 20, "uniform", there, 0, 0)
     assert 20 <= len(asked) < 100
@@ -55,7 +60,7 @@ def test_of_very_many_clients_only_those_that_may_be_drawn_are_asked(monkeypatch
 
 
 def test_of_very_many_clients_of_whom_few_are_there_all_take_part(monkeypatch):
-    monkeypatch.setattr(sampling, "MANY", 100)
+    monkeypatch.setattr(base, "MANY", 100)
     rare = faults(0.003)
     there = tuple(cid for cid in TABLE if Faults.is_available(rare, 7, cid))
     assert 0 < len(there) < 20
@@ -65,7 +70,7 @@ def test_of_very_many_clients_of_whom_few_are_there_all_take_part(monkeypatch):
 
 
 def test_very_many_clients_are_drawn_fairly(monkeypatch):
-    monkeypatch.setattr(sampling, "MANY", 10)
+    monkeypatch.setattr(base, "MANY", 10)
     known = faults(0.9)
     places = [int(cid[1:]) for r in range(60) for cid in sample(TABLE, 50, "uniform", known, 1, r)]
     assert abs(np.mean(places) - (COUNT - 1) / 2) < 60  # standard deviation 16
@@ -74,7 +79,7 @@ def test_very_many_clients_are_drawn_fairly(monkeypatch):
 def test_poisson_asks_only_those_that_it_draws(monkeypatch):
     few = sample(TABLE, 30, "poisson", faults(0.5), 0, 3)
     assert (len(asked), len(few) > 0) == (COUNT, True)
-    monkeypatch.setattr(sampling, "MANY", 10)
+    monkeypatch.setattr(base, "MANY", 10)
     there = faults(0.5)
     drawn = sample(TABLE, 30, "poisson", there, 0, 3)
     assert len(asked) < 60

@@ -1,0 +1,1 @@
+"""Rules that draw the clients of a round, one in each file."""
