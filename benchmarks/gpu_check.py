@@ -56,8 +56,8 @@ from rayfed.engine.measure_client import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker
-from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast.member import MemberModel
 from rayfed.federation.executor import Visit
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.params import digest

@@ -107,7 +107,7 @@ def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run
     import torch
     import torch.nn.functional as F
 
-    from rayfed.executors.grouped.passes import bound
+    from rayfed.fast.group import bound
     from rayfed.models.attention import use_class_token, use_direct_attention
     from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing import small_setup

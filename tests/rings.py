@@ -63,7 +63,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
     "fast": (
         "does the same in fewer operations: groups, graphs, kernels",
         """
-        rayfed/executors/grouped/* rayfed/models/graphs.py rayfed/models/triton_kernels.py
+        rayfed/fast/* rayfed/models/triton_kernels.py
         rayfed/models/kernels.py rayfed/models/attention.py rayfed/models/stacked.py rayfed/models/dropout.py
         rayfed/models/lora_layer.py
         """,

@@ -246,7 +246,7 @@ LONG = {
     "rayfed/doctor.py",
     "rayfed/engine/measure_client.py",
     "rayfed/executors/actor_pool.py",
-    "rayfed/executors/grouped/passes.py",
+    "rayfed/fast/group.py",
     "rayfed/executors/worker.py",
     "rayfed/report/page/several.py",
     "rayfed/report/page/single.py",

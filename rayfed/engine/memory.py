@@ -266,7 +266,7 @@ def allowed_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> Literal
     _check_base(train, model)
     if not train.graphs:
         return False
-    from rayfed.models.graphs import why_no_graphs
+    from rayfed.fast.graphs import why_no_graphs
 
     ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
     curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []

@@ -54,8 +54,8 @@ from rayfed.evaluation.test_sets import (
     validation_split,
     with_domain_validation,
 )
-from rayfed.executors.grouped.size import GroupSize, check_group, group_size
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
+from rayfed.fast.size import GroupSize, check_group, group_size
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel

@@ -50,8 +50,8 @@ from rayfed.errors import (
     one_line,
     place_of,
 )
-from rayfed.executors.grouped.member import MemberModel
-from rayfed.executors.grouped.passes import Group, MemberError, log_failure
+from rayfed.fast.group import Group, MemberError, log_failure
+from rayfed.fast.member import MemberModel
 from rayfed.federation.client import Client
 from rayfed.federation.client_tasks import PERSONAL, VALIDATED
 from rayfed.federation.cohort import TRAINING
@@ -505,7 +505,7 @@ class Worker:
         self._model.mixed = world.train.precision == "bf16"
         adjust_trunk(self._model, world.train, self._device.type)
         if world.train.graphs:
-            from rayfed.models.graphs import graphs_of
+            from rayfed.fast.graphs import graphs_of
 
             self._model.graphs = graphs_of(self._model)
         self._all_blocks = model.active
@@ -648,7 +648,7 @@ class Worker:
     def call_group(
         self, calls: Sequence[Call], stores: Callable[[], Sequence[Mapping[str, Any]]]
     ) -> list[tuple[Update, dict[str, Any]]] | None:
-        """Run calls of several clients, which share their passes (`rayfed.executors.grouped.passes`).
+        """Run calls of several clients, which share their passes (`rayfed.fast.group`).
 
         If a device is short of memory, they are run once more, as `call_anew` does. Clients that are run
         alone instead would round differently, so that a second time is an error.

@@ -73,7 +73,7 @@ class Backbone(nn.Module):
         untuned: Evaluate a CLIP model without what a tuning scheme added; False when a client call begins.
         exits: Early-exit classifiers within the network; None unless a tuning scheme sets them.
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
-        graphs: Graphs of the network on a device (`rayfed.models.graphs`), which give its output for a pass
+        graphs: Graphs of the network on a device (`rayfed.fast.graphs`), which give its output for a pass
             or None; None: there are none.
         behaviour: Behaviour of the network of a user apart from its outputs; None: it was not
             examined, as networks of libraries are not.

@@ -40,9 +40,9 @@ from rayfed.devices import (
     set_random_state,
 )
 from rayfed.errors import one_line
-from rayfed.executors.grouped.member import TEXTS, AllSteps, Batches, MemberModel, NotShareableError, Pass
-from rayfed.executors.grouped.steps import JointSteps, Step
-from rayfed.executors.grouped.training import train_all
+from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, NotShareableError, Pass
+from rayfed.fast.steps import JointSteps, Step
+from rayfed.fast.training import train_all
 from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound

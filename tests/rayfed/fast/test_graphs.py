@@ -13,17 +13,17 @@ from torch import nn
 
 from rayfed.devices import CountedDraws, counting
 from rayfed.executors.worker import adjust_trunk
+from rayfed.fast import graphs
+from rayfed.fast.graphs import CudaRecorder, graphs_of, why_no_graphs
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models import graphs
-from rayfed.models.graphs import CudaRecorder, graphs_of, why_no_graphs
 from rayfed.models.lora_layer import twice_differentiable
 from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
 from tests.pretended_graphs import recording
-from tests.rayfed.executors.grouped.test_passes_group import Answers, played, prepared
+from tests.rayfed.fast.test_group import Answers, played, prepared
 
 LORA = ("algorithm=fedavg", "data.domains=[plain]", "model.options={depth: 2}", "tuning.dropout=0.5")
 WORLD = small_setup(*LORA).world

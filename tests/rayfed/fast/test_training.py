@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from rayfed.engine.loop import run_rounds
-from rayfed.executors.grouped import passes
-from rayfed.executors.grouped.steps import StepsOfAll
-from rayfed.executors.grouped.training import Filling
+from rayfed.fast import group
+from rayfed.fast.steps import StepsOfAll
+from rayfed.fast.training import Filling
 from rayfed.federation.client import make_optimizer, states_of
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from tests.conftest import STEADY
 from tests.pretended import pretended
 from tests.pretended_graphs import recording
-from tests.rayfed.executors.grouped.test_passes_device import agree
-from tests.rayfed.executors.grouped.test_passes_group import Answers, played, prepared
-from tests.rayfed.executors.grouped.test_steps import SETTINGS, SHAPES, Clients
+from tests.rayfed.fast.test_group import Answers, played, prepared
+from tests.rayfed.fast.test_group_device import agree
+from tests.rayfed.fast.test_steps import SETTINGS, SHAPES, Clients
 from tests.rounding import near
 
 UNEQUAL = (
@@ -34,7 +34,7 @@ def loops(monkeypatch):
     Gradients are laid out as fused optimizers of CUDA want them, which the pretended accelerator lacks.
     """
     seen = []
-    train_all = passes.train_all
+    train_all = group.train_all
     take = StepsOfAll.take
 
     def checked(self, clients, grads):
@@ -48,7 +48,7 @@ def loops(monkeypatch):
         seen.append((done, [len(request.batches) for request in args[-1]]))
         return done
 
-    monkeypatch.setattr(passes, "train_all", noted)
+    monkeypatch.setattr(group, "train_all", noted)
     return seen
 
 
@@ -200,7 +200,7 @@ def test_a_loop_that_fails_is_a_warning_and_its_clients_train_one_by_one(monkeyp
     def fails(*_):
         raise RuntimeError("fused kernels need the same layout")
 
-    passes._warn.cache_clear()
+    group._warn.cache_clear()
     monkeypatch.setattr(StepsOfAll, "take", fails)
     setup = prepared("algorithm=fedavg", "data.limit=24")
     with pretended() as device:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rayfed.data.examples import ClientData, OnDevice, Streamed
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
-from rayfed.executors.grouped.steps import ask_for_steps
+from rayfed.fast.steps import ask_for_steps
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.objective import Objective
@@ -167,7 +167,7 @@ class MemberModel:
             model: The model that all clients of the group share.
             own: The client's values of the trained tensors, by global name.
             active: Blocks that the client holds.
-            ask: Waits for the answer to a request (`rayfed.executors.grouped.passes`).
+            ask: Waits for the answer to a request (`rayfed.fast.group`).
             unit: As of the attribute. On a device clients also join their batches, losses and steps; on the
                 CPU, where starting an operation takes little time, every client computes its own.
         """

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from rayfed.data.examples import ClientData, OnDevice
-from rayfed.executors.grouped.member import MemberModel
-from rayfed.executors.grouped.passes import _collected
+from rayfed.fast.group import _collected
+from rayfed.fast.member import MemberModel
 from rayfed.objective import Objective, OwnObjective, Task
 from rayfed.testing import small_setup
 from rayfed.tuning.base import copies, sent_tensors, trainable

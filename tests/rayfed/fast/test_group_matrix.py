@@ -8,8 +8,7 @@ from rayfed.config.schema import load_config
 from tests.conftest import STEADY
 from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
-from tests.rayfed.executors.grouped.test_passes_device import judge
-from tests.rayfed.executors.grouped.test_passes_group import (
+from tests.rayfed.fast.test_group import (
     TUNINGS,
     Answers,
     ExactAnswers,
@@ -17,6 +16,7 @@ from tests.rayfed.executors.grouped.test_passes_group import (
     played,
     prepared,
 )
+from tests.rayfed.fast.test_group_device import judge
 from tests.rounding import equally_near, exact_numbers, exact_setup
 
 # With train.eps above the rounding of gradients in bfloat16: docs/performance.md says why.

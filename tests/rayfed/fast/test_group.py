@@ -9,8 +9,8 @@ import torch
 
 from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.errors import ClientError
-from rayfed.executors.grouped.passes import _warn
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast.group import _warn
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Policy, units

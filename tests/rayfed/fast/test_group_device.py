@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayfed.errors import DeviceError, ResourceError
-from rayfed.executors.grouped.passes import Rows
+from rayfed.fast.group import Rows
 from rayfed.federation.params import digest
 from rayfed.models.backbone import Backbone
 from tests.conftest import STEADY
@@ -15,7 +15,7 @@ from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
 from tests.pretended_graphs import recording
 from tests.pretended_memory import memory
-from tests.rayfed.executors.grouped.test_passes_group import (
+from tests.rayfed.fast.test_group import (
     UNEVEN,
     Answers,
     ExactAnswers,

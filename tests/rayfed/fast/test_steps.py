@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rayfed.executors.grouped import steps
-from rayfed.executors.grouped.steps import JointSteps, Step, ask_for_steps, join_tensors
+from rayfed.fast import steps
+from rayfed.fast.steps import JointSteps, Step, ask_for_steps, join_tensors
 from rayfed.federation.client import make_optimizer, resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from tests.rounding import near

@@ -1,0 +1,1 @@
+"""What is special for speed: groups of clients that share their passes, and graphs of operations."""
