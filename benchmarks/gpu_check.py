@@ -57,13 +57,13 @@ from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast.dropout import use_counted_dropout
 from rayfed.fast.member import MemberModel
 from rayfed.federation.executor import Visit
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.models.dropout import use_counted_dropout
 from rayfed.models.shared_weights import attach
 from rayfed.testing import SGD, plain_steps, play
 
@@ -340,8 +340,8 @@ FORMS = ((6, 5, 19), (3, 8), (4, 197, 768))
 
 def forms(device: torch.device) -> Iterator[Row]:
     """Dropout has the same bits in both forms; sums of norms are added in another order."""
-    from rayfed.models import kernels as plain
-    from rayfed.models import triton_kernels as triton
+    from rayfed.fast import kernels as plain
+    from rayfed.fast import triton_kernels as triton
 
     rng = torch.Generator().manual_seed(0)
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from rayfed.errors import ConfigError
+from rayfed.fast.stacked import why_not_joint
 from rayfed.models.backbone import Backbone
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.shared_weights import dump
-from rayfed.models.stacked import why_not_joint
 from rayfed.models.trunk import has_trained_norms
 from rayfed.tuning.base import export, kinds
 from rayfed.types import Params, num_bytes, rank_axes

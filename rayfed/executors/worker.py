@@ -246,6 +246,10 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
     Raises:
         ConfigError: The network or the machine does not support it.
     """
+    if "rayfed.models.lora_layer" in sys.modules:
+        from rayfed.fast.joint_lora import use_joint_adapters
+
+        use_joint_adapters(model)
     if device != "cpu":
         use_mean_pooling(model)
         use_channels_last(model)
@@ -264,15 +268,15 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
 
 def _use_fewer_launches(model: Backbone, checkpointing: bool) -> None:
     """Let a device compute in one operation what it would compute in several, with dropout by number."""
-    from rayfed.models.dropout import use_counted_dropout
+    from rayfed.fast.dropout import use_counted_dropout
 
     use_counted_dropout(model, checkpointing)
     if "timm" in sys.modules:
-        from rayfed.models.attention import use_joint_norms
+        from rayfed.fast.joint_norms import use_joint_norms
 
         use_joint_norms(model)
     if "rayfed.models.lora_layer" in sys.modules:
-        from rayfed.models.lora_layer import use_joint_casts
+        from rayfed.fast.joint_lora import use_joint_casts
 
         use_joint_casts(model)
 

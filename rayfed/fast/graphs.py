@@ -31,12 +31,12 @@ from rayfed.devices import (
     random_state,
     same_draws,
 )
+from rayfed.fast.dropout import CountedDropout
+from rayfed.fast.stacked import Stacked
 from rayfed.models.backbone import Backbone, compute_part
 from rayfed.models.blocks import BlockStack
-from rayfed.models.dropout import CountedDropout
 from rayfed.models.lora_layer import is_twice_differentiable
 from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor, bound
-from rayfed.models.stacked import Stacked
 
 T = TypeVar("T")
 

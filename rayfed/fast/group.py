@@ -41,12 +41,12 @@ from rayfed.devices import (
 )
 from rayfed.errors import one_line
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, NotShareableError, Pass
+from rayfed.fast.stacked import Stacked, dropouts, stackable
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import train_all
 from rayfed.federation.local import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
-from rayfed.models.stacked import Stacked, dropouts, stackable
 from rayfed.types import Batch, Params
 
 R = TypeVar("R")

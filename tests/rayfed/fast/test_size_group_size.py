@@ -6,9 +6,9 @@ import pytest
 
 from rayfed.errors import ConfigError
 from rayfed.fast.size import group_size
+from rayfed.fast.stacked import why_not_joint
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.stacked import why_not_joint
 from rayfed.testing import small_setup
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full

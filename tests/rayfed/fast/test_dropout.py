@@ -6,8 +6,8 @@ from torch import nn
 
 from rayfed.devices import CountedDraws, RepeatedDraws, count_for, counted, counting, same_draws
 from rayfed.executors.worker import adjust_trunk
+from rayfed.fast.dropout import CountedDropout, use_counted_dropout
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.dropout import CountedDropout, use_counted_dropout
 from rayfed.testing import small_setup
 from tests.pretended import TYPE, pretended
 
