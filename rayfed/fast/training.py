@@ -23,7 +23,7 @@ from rayfed.devices import CountedDraws, counting, move
 from rayfed.fast.member import AllSteps
 from rayfed.fast.stacked import Stacked
 from rayfed.fast.steps import JointSteps, StepsOfAll
-from rayfed.federation.local import logits
+from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
 from rayfed.types import beyond_rank, rank_axes

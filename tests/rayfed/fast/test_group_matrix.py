@@ -57,7 +57,7 @@ def agree(overrides, on_device, groups, clients, precision="bf16"):
         grouped = [played(setup, group, executor=Answers(setup, device=device))[0] for group in groups]
         with exact_numbers():
             one = judge(exact_setup(setup), device) if on_device else ExactAnswers(exact_setup(setup))
-            one.worker._model.mixed = False
+            one.worker.model.mixed = False
             exact, _ = played(exact_setup(setup), 1, executor=one)
     assert [each.together for each in grouped] == [clients] * len(groups)
     if precision == "bf16" and overrides[1] in FAR:

@@ -7,9 +7,11 @@ import torch
 
 from rayfed.engine.loop import run_rounds
 from rayfed.fast import group
+from rayfed.fast.graphs import graphs_in
+from rayfed.fast.optimizers import joint_optimizer
 from rayfed.fast.steps import StepsOfAll
 from rayfed.fast.training import Filling
-from rayfed.federation.client import make_optimizer, states_of
+from rayfed.federation.client import states_of
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from tests.conftest import STEADY
@@ -137,7 +139,7 @@ def test_with_graphs_the_tensors_are_those_without(loops):
             executor = Answers(replace(setup, world=world), device=device.name)
             *_, last = run_rounds(experiment, executor, setup.start)
             digests.append(digest(last.state.params))
-            made = executor.worker.graphs
+            made = graphs_in(executor.worker.model)
     assert digests[0] == digests[1]
     assert made.used > 10
     assert all(done for done, _ in loops)
@@ -191,7 +193,7 @@ def test_optimizers_that_differ_or_train_something_else_take_no_steps_together()
     train = TrainConfig(lr=0.1, optimizer="adam")
     clients = Clients(train, True)
     assert clients.joint.of_all(clients.optimizers, ["weight"], keeps=False) is None
-    others = [*clients.optimizers[:-1], make_optimizer(train, clients.values[-1].values(), lr=0.2)]
+    others = [*clients.optimizers[:-1], joint_optimizer(train, clients.values[-1].values(), lr=0.2)]
     assert clients.joint.of_all(others, list(SHAPES), keeps=False) is None
     assert not any(states_of(o, v) for o, v in zip(others, clients.values, strict=True))
 
