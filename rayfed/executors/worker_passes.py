@@ -77,14 +77,14 @@ class WorkerPasses(Passes):
         return f"the package {FAST} is not there"
 
     def group_size(
-        self, train: TrainConfig, local: Local, joint: str, frozen: bool, cohort: int, row: int
+        self, train: TrainConfig, local: Local, reason: str, frozen: bool, cohort: int, row: int
     ) -> GroupSize:
         """The number of clients that are trained together.
 
         Args:
             train: Config of local optimization.
             local: Client half of the method.
-            joint: What `why_alone` says of the tuned model.
+            reason: What `why_alone` says of the tuned model.
             frozen: The features of the network do not change in training.
             cohort: Number of clients of a round.
             row: Floating-point operations of a row of a batch, forward and backward; 0: not known.

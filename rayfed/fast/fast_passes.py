@@ -57,9 +57,9 @@ class FastPasses(WorkerPasses):
         return why_not_joint(model)
 
     def group_size(
-        self, train: TrainConfig, local: Local, joint: str, frozen: bool, cohort: int, row: int
+        self, train: TrainConfig, local: Local, reason: str, frozen: bool, cohort: int, row: int
     ) -> GroupSize:
-        return group_size(train, local, joint, frozen, cohort, row)
+        return group_size(train, local, reason, frozen, cohort, row)
 
     def graphs(self, train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
         return allowed_graphs(train, parts, model)

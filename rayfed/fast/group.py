@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
-from rayfed.data.examples import JointBatches
 from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
@@ -40,6 +39,7 @@ from rayfed.devices import (
     set_random_state,
 )
 from rayfed.errors import one_line
+from rayfed.fast.joint_batches import JointBatches
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
 from rayfed.fast.stacked import Stacked, dropouts, stackable
 from rayfed.fast.steps import JointSteps, Step
