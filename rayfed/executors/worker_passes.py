@@ -1,4 +1,4 @@
-"""What a worker may do in fewer operations, and the plain form of it: one client after the other.
+"""The plain form of all that a worker may do in fewer operations: one client after the other.
 
 The driver asks it before a run what is possible. Each worker lets it prepare its network, and gives it to the
 clients, which compute with it.
@@ -70,7 +70,7 @@ def check_group(train: TrainConfig, client_timeout: float | None) -> None:
 
 @dataclass(frozen=True)
 class WorkerPasses(Passes):
-    """Computes for one client after the other. It has no state of its own."""
+    """Computes for one client after the other. It keeps nothing from one call to the next."""
 
     def why_alone(self, model: Backbone) -> str:
         """Why several clients cannot be trained together with a tuned model; empty: they can."""

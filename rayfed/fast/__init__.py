@@ -1,1 +1,1 @@
-"""What is special for speed: groups of clients that share their passes, and graphs of operations."""
+"""Does the same in fewer operations: groups, graphs, kernels."""

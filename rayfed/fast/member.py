@@ -314,7 +314,7 @@ class MemberModel:
 
 @dataclass(frozen=True, eq=False)
 class MemberPasses(Passes):
-    """How a client of a group computes: on a device, together with the others.
+    """Computes for a client of a group: on a device, together with the others.
 
     On the CPU, where starting an operation takes little time, every client computes its own losses and steps.
 

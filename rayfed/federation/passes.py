@@ -1,4 +1,4 @@
-"""How a client computes: its optimizer, the loss of a batch, the gradients, and the steps of a training.
+"""The computations of a client: its optimizer, the loss of a batch, the gradients, the steps of a training.
 
 `Passes` is the plain form: one client at a time and one operation after the other, as papers write it down. A
 worker may have another form that computes the same in fewer operations (`rayfed.executors.worker_passes`).
