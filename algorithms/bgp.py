@@ -17,7 +17,7 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._meta import InnerOptimizer, meta_step
 from rayfed import Broadcast, Client, Local, Method, Update
-from rayfed.federation.local import logits
+from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone, samples_of
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.base import train_mode

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
-from rayfed.federation.local import logits
+from rayfed.federation.passes import logits
 from rayfed.models.lora_layer import twice_differentiable
 from rayfed.objective import CLASSIFICATION
 from rayfed.seeds import derive

@@ -56,14 +56,16 @@ from rayfed.engine.measure_client import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker
-from rayfed.executors.grouped.member import MemberModel
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast import fast_passes
+from rayfed.fast.dropout import use_counted_dropout
+from rayfed.fast.graphs import graphs_in
+from rayfed.fast.member import MemberPasses
 from rayfed.federation.executor import Visit
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.models.dropout import use_counted_dropout
 from rayfed.models.shared_weights import attach
 from rayfed.testing import SGD, plain_steps, play
 
@@ -340,8 +342,8 @@ FORMS = ((6, 5, 19), (3, 8), (4, 197, 768))
 
 def forms(device: torch.device) -> Iterator[Row]:
     """Dropout has the same bits in both forms; sums of norms are added in another order."""
-    from rayfed.models import kernels as plain
-    from rayfed.models import triton_kernels as triton
+    from rayfed.fast import kernels as plain
+    from rayfed.fast import triton_kernels as triton
 
     rng = torch.Generator().manual_seed(0)
 
@@ -457,7 +459,7 @@ def _with_graphs(place: Place, *train: str) -> tuple[str, Any]:
 def _digest_and_graphs(setup: Setup, device: torch.device) -> tuple[str, Any]:
     executor = InlineExecutor(setup.world, setup.weights, device=device)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
-    return digest(last.state.params), executor.worker.graphs
+    return digest(last.state.params), graphs_in(executor.worker.model)
 
 
 def _method_with_graphs(name: str, device: torch.device) -> Row:
@@ -489,10 +491,10 @@ def clients(place: Place) -> Iterator[Row]:
     ways: Mapping[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
         "everything and graphs": ((*together, graphs), ()),
         "everything": (together, ()),
-        "plain layers and dropout": (together, (patch.object(worker, "_use_fewer_launches"),)),
+        "plain layers and dropout": (together, (patch.object(fast_passes, "use_fewer_launches"),)),
         "a loop for each client": (
             together,
-            (patch.object(MemberModel, "train_together", lambda *_: False),),
+            (patch.object(MemberPasses, "_train_together", lambda *_: False),),
         ),
         "one by one with graphs": (("train.group=1", graphs), ()),
         "one by one": (("train.group=1", "train.graphs=false"), ()),

@@ -69,8 +69,8 @@ def updates(setup: Setup, group: int, exact: bool = False) -> list[Tensor]:
     start = setup.start
     local = setup.experiment.local
     if exact:
-        executor.worker._model.double()
-        executor.worker._put_back = PutBack(executor.worker._model)
+        executor.worker.model.double()
+        executor.worker.put_back = PutBack(executor.worker.model)
         executor.worker._start = {n: v.double() for n, v in executor.worker._start.items()}
         start = {name: value.double() for name, value in start.items()}
         local = Exact()

@@ -107,14 +107,16 @@ def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run
     import torch
     import torch.nn.functional as F
 
-    from rayfed.executors.grouped.passes import bound
+    from rayfed.fast.group import bound
+    from rayfed.fast.joint_lora import use_joint_adapters
+    from rayfed.fast.stacked import Stacked, stackable
     from rayfed.models.attention import use_class_token, use_direct_attention
-    from rayfed.models.stacked import Stacked, stackable
     from rayfed.testing import small_setup
 
     x, y = batches(shape, batch, group)
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0", "model.pretrained=false", *shape.overrides)
     model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
+    use_joint_adapters(model)
     use_direct_attention(model)
     if not all_tokens:
         use_class_token(model)

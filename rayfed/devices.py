@@ -192,7 +192,7 @@ class CountedDraws:
     """Numbers of dropout on a device in one call of a client, which are made by counting.
 
     A mask follows from the seed of the call, the layer, and how often that layer drew before in the call
-    (`rayfed.models.kernels`), whatever else the process does.
+    (`rayfed.fast.kernels`), whatever else the process does.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,6 +1,6 @@
 """Random streams by name: the same (seed, labels) gives the same numbers in every process.
 
-Only this module, and `rayfed.executors.grouped.passes` for the clients of a group, set global random states.
+Only this module, and `rayfed.fast.group` for the clients of a group, set global random states.
 """
 
 from __future__ import annotations

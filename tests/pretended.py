@@ -31,7 +31,7 @@ from torch.utils import _device, backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from rayfed.executors.grouped import passes
+from rayfed.fast import group
 from tests.pretended_kernels import attention, lstm
 
 aten = torch.ops.aten
@@ -193,7 +193,7 @@ def pretended(draws_as_cpu: bool = False) -> Iterator[Device]:
     fused = patch.object(F, "scaled_dot_product_attention", attention)
     _device._device_constructors()  # torch keeps these functions once asked: it must know its own `empty`
     pinned = patch.object(torch, "empty", _empty)
-    threads = patch.object(passes, "_in_one_thread", _in_one_thread)
+    threads = patch.object(group, "_in_one_thread", _in_one_thread)
     with _Operations(), _Functions(), fused, pinned, patch.object(torch._VF, "lstm", lstm), threads:
         yield Device(COUNTS)
     if RUNTIME.unordered:
@@ -295,7 +295,7 @@ class _Functions(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-IN_ONE_THREAD = passes._in_one_thread
+IN_ONE_THREAD = group._in_one_thread
 
 
 def _in_one_thread(task: Any) -> Any:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._pytree import tree_leaves
 
-from rayfed.models import graphs
+from rayfed.fast import graphs
 from tests import pretended
 
 

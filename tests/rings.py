@@ -63,11 +63,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
     ),
     "fast": (
         "does the same in fewer operations: groups, graphs, kernels",
-        """
-        rayfed/executors/grouped/* rayfed/models/graphs.py rayfed/models/triton_kernels.py
-        rayfed/models/kernels.py rayfed/models/attention.py rayfed/models/stacked.py rayfed/models/dropout.py
-        rayfed/models/lora_layer.py
-        """,
+        "rayfed/fast/*",
     ),
     "methods": ("are the methods, one in each file", "algorithms/*"),
     CORE: ("is an experiment: clients, rounds, models, executors, records", ""),

@@ -156,8 +156,8 @@ class Exact(InlineExecutor):
     def __init__(self, world: World, weights: Weights, *rest: Any, **options: Any) -> None:
         super().__init__(replace(world, features=""), weights, *rest, **options)
         worker = self.worker
-        worker._model.double()
-        worker._put_back = PutBack(worker._model)
+        worker.model.double()
+        worker.put_back = PutBack(worker.model)
         worker._start = {name: _double(value) for name, value in worker._start.items()}
         normalize = worker._normalize
         worker._normalize = lambda inputs: _double(normalize(inputs))

@@ -15,7 +15,6 @@ from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.shared_weights import dump
-from rayfed.models.stacked import why_not_joint
 from rayfed.models.trunk import has_trained_norms
 from rayfed.tuning.base import export, kinds
 from rayfed.types import Params, num_bytes, rank_axes
@@ -73,7 +72,7 @@ class Built:
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         no_blocks: The message that says that there are no uniform blocks; empty: there are.
         why_not_single: Why the network cannot train with one row; empty: it can.
-        why_not_joint: Why several clients cannot share the passes of the network; empty: they can.
+        why_alone: Why several clients cannot be trained together with the network; empty: they can.
         frozen: The features of the network do not change in training.
         rank: Rank of the LoRA adapters that train; 0: there are none.
         can_checkpoint: Activations can be computed again between the blocks, which saves memory.
@@ -91,7 +90,7 @@ class Built:
     whole_batch: str
     why_not_single: str
     no_blocks: str
-    why_not_joint: str
+    why_alone: str
     frozen: bool
     rank: int
     can_checkpoint: bool
@@ -140,7 +139,7 @@ class Built:
             behaviour=model.behaviour,
             whole_batch=_of_whole_batches(model),
             why_not_single="",
-            why_not_joint=why_not_joint(model),
+            why_alone="",
             frozen=model.has_frozen_features,
             rank=max(ranks, default=0),
             can_checkpoint=model.num_blocks > 0 and not _of_whole_batches(model) and not model.net_is_frozen,

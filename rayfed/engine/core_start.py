@@ -21,9 +21,10 @@ from rayfed.devices import settings_restored
 from rayfed.engine.loop import Training
 from rayfed.errors import ConfigError
 from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.client import Client, make_optimizer
+from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
+from rayfed.federation.passes import PLAIN
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.named_tensors import global_name
 from rayfed.models.shared_weights import as_array
@@ -115,7 +116,7 @@ def first_step(gradient: Tensor, train: TrainConfig, lr: float) -> Tensor:
     """The change of a weight in the first step of the optimizer of the run, shape as of the gradient."""
     weight = nn.Parameter(torch.zeros_like(gradient))
     weight.grad = gradient
-    make_optimizer(train, [weight], lr).step()
+    PLAIN.optimizer(train, [weight], lr).step()
     return weight.detach()
 
 

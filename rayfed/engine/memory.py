@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -28,7 +28,6 @@ from rayfed.errors import ConfigError, ResourceError, one_line
 from rayfed.executors.worker import World
 from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
-from rayfed.federation.method_registry import Parts
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import LANGUAGE_MODELING, Objective
@@ -240,7 +239,8 @@ def check_micro_batch(config: Config, local: Local, whole_batch: str, goal: Obje
         )
 
 
-def _check_base(train: TrainConfig, model: Backbone) -> None:
+def check_base(train: TrainConfig, model: Backbone) -> None:
+    """Raise ConfigError if `train.base_bits` asks for what the tuned model or the installation cannot do."""
     if train.base_bits is None:
         return
     if model.tokenizer is None:
@@ -255,39 +255,6 @@ def _check_base(train: TrainConfig, model: Backbone) -> None:
     else:
         return
     raise ConfigError(f"train.base_bits: {train.base_bits} {reason}")
-
-
-def allowed_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
-    """The value of `train.graphs`, false in place of `auto` where passes cannot be recorded.
-
-    Raises:
-        ConfigError: They cannot, and the value is true.
-    """
-    _check_base(train, model)
-    if not train.graphs:
-        return False
-    from rayfed.models.graphs import why_no_graphs
-
-    ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
-    curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
-    if parts.local.changes_passes:
-        ways.append("the method changes what the network computes between passes")
-    reason = next(iter((*ways, *curved)), why_no_graphs(model))
-    if train.graphs == "auto":
-        others = not all(map(_ships_with_rayfed, (parts.local, parts.tuning)))
-        return False if reason or others or train.base_bits is not None else "auto"
-    if reason:
-        raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
-    return True
-
-
-def _ships_with_rayfed(part: object) -> bool:
-    """Whether a part of a method is not code of the user, which may do more than start operations."""
-    return type(part).__module__.partition(".")[0] in ("algorithms", "rayfed")
-
-
-OTHER_WAYS = ("checkpointing", "compile")
-"""Keys of `train` with which the network is not run as one sequence of operations."""
 
 
 def why_whole_batches(config: Config, local: Local, whole_batch: str, goal: Objective) -> str:

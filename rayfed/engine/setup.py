@@ -30,7 +30,7 @@ from rayfed.engine.core_start import core_start
 from rayfed.engine.loop import Training, adaptation_of
 from rayfed.engine.memory import (
     GB,
-    allowed_graphs,
+    check_base,
     check_counts,
     check_memory,
     check_micro_batch,
@@ -54,8 +54,8 @@ from rayfed.evaluation.test_sets import (
     validation_split,
     with_domain_validation,
 )
-from rayfed.executors.grouped.size import GroupSize, check_group, group_size
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
+from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
@@ -254,7 +254,8 @@ def prepare(
     goal = known_goal(world, model, dataset, partition)
     _check_single_rows(config, world.train, partition, model.why_not_single)
     _check_train(config, parts, model, goal)
-    train = replace(world.train, graphs=allowed_graphs(world.train, parts, bare))
+    check_base(world.train, bare)
+    train = replace(world.train, graphs=world.passes.graphs(world.train, parts, bare))
     world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
     check_head(config.head, head, config.tuning["name"])
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
@@ -263,9 +264,9 @@ def prepare(
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
     check_values(experiment.channel, model.start, *held)
     check_group(config.train, config.failures.client_timeout)
-    facts = (parts.local, model.why_not_joint, model.frozen, experiment.clients_per_round)
+    facts = (parts.local, model.why_alone, model.frozen, experiment.clients_per_round)
     wish = config.train if config.failures.client_timeout is None else replace(config.train, group=1)
-    group = group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
+    group = world.passes.group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
     world, splits = _with_validation(config, world, experiment, partition)
     packed = packs_of(config, experiment, world)
     table = RowTable({**splits, **pack_splits(packed, world.splits)}, partition.drawn)
@@ -400,7 +401,8 @@ def _build(config: Config, world: World, partition: Partition, build: Callable[[
     tried = tried_outputs(world, partition, fresh()) if own_task else None
     average = config.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
-    return replace(built, why_not_single=why_not_single, tried=tried)
+    why_alone = world.passes.why_alone(model)
+    return replace(built, why_not_single=why_not_single, why_alone=why_alone, tried=tried)
 
 
 def _why_not_single(model: Backbone, x: Tensor) -> str:
@@ -553,6 +555,7 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition,
         resident_bytes=config.data.resident_memory * GB,
         threads=config.cluster.threads,
         deterministic=config.deterministic,
+        passes=quickest_passes(),
     )
     if network is None:
         return world

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,10 +28,8 @@ from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.text import Inputs
 from rayfed.devices import (
     HOST,
-    CountedDraws,
     Deterministic,
     base_of,
-    counting,
     give_back,
     move,
     mps_runs,
@@ -46,17 +43,16 @@ from rayfed.errors import (
     DeviceMemoryError,
     NonFiniteClientError,
     RayFedError,
-    ResourceError,
     one_line,
     place_of,
 )
-from rayfed.executors.grouped.member import MemberModel
-from rayfed.executors.grouped.passes import Group, MemberError, log_failure
+from rayfed.executors.worker_passes import WorkerPasses
 from rayfed.federation.client import Client
 from rayfed.federation.client_tasks import PERSONAL, VALIDATED
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Call
 from rayfed.federation.noise_and_compression import CODED
+from rayfed.federation.passes import Passes
 from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_that_stay
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
@@ -239,8 +235,8 @@ def _is_finite(values: Tensor) -> bool:
 def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> None:
     """Switch on the checkpointing and the compilation of the network that the config asks for.
 
-    A network that is not compiled gets attention that is quicker, a last block that computes the class token
-    only, and linear layers that are quicker on a CPU. On a GPU pooling has the same bits in every run, and
+    A network that is not compiled gets attention that is quicker, and a last block that computes the class
+    token only, whose rounding all results have. On a GPU pooling has the same bits in every run, and
     convolutions get the layout of tensor cores.
 
     Raises:
@@ -249,8 +245,6 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
     if device != "cpu":
         use_mean_pooling(model)
         use_channels_last(model)
-        if not train.compile:
-            _use_fewer_launches(model, train.checkpointing)
     if train.checkpointing:
         use_checkpointing(model)
     if train.compile:
@@ -260,21 +254,6 @@ def adjust_trunk(model: Backbone, train: TrainConfig, device: str = "cpu") -> No
 
         use_direct_attention(model)
         use_class_token(model)
-
-
-def _use_fewer_launches(model: Backbone, checkpointing: bool) -> None:
-    """Let a device compute in one operation what it would compute in several, with dropout by number."""
-    from rayfed.models.dropout import use_counted_dropout
-
-    use_counted_dropout(model, checkpointing)
-    if "timm" in sys.modules:
-        from rayfed.models.attention import use_joint_norms
-
-        use_joint_norms(model)
-    if "rayfed.models.lora_layer" in sys.modules:
-        from rayfed.models.lora_layer import use_joint_casts
-
-        use_joint_casts(model)
 
 
 def use_channels_last(model: nn.Module) -> None:
@@ -415,6 +394,7 @@ class World:
         smaller: Changes of the training with which a client needs less memory on a device.
         network: The network of a user, in place of one of a library; None: `model` names the latter.
         behaviour: Behaviour of that network apart from its outputs; None: it was not examined.
+        passes: How clients are computed.
     """
 
     seed: int
@@ -441,6 +421,7 @@ class World:
     smaller: Smaller = field(default_factory=lambda: Smaller(train=TrainConfig()))
     network: Network | None = None
     behaviour: Behaviour | None = None
+    passes: WorkerPasses = field(default_factory=WorkerPasses)
 
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
@@ -477,6 +458,15 @@ class Worker:
 
     Before each call, the tensors that the call before may have changed are reset. A frozen backbone is built
     once and never copied.
+
+    Attributes:
+        world: What the process needs to run clients.
+        passes: How clients are computed.
+        share: Share of the device that the process was given.
+        model: The tuned model, on the device.
+        all_blocks: Numbers of all its blocks.
+        stays: Global names of the tensors that stay at the clients.
+        put_back: Puts back what a call changed besides trained tensors.
     """
 
     def __init__(
@@ -490,8 +480,9 @@ class Worker:
             device: Any device of torch. Calls and their answers are on the CPU all the same.
             share: Share of the device that the process was given, for messages.
         """
-        self._world = world
-        self._share = share
+        self.world = world
+        self.share = share
+        self.passes = world.passes
         self._device = torch.device(device)
         self.choose_settings()
         model = world.skeleton()
@@ -500,40 +491,37 @@ class Worker:
             from rayfed.models.lora_layer import four_bits, quantize
 
             quantize(model, four_bits)
-        self._model: Backbone = model.to(device)
-        self._device = next(self._model.parameters()).device  # with its index, which `device` may leave out
-        self._model.mixed = world.train.precision == "bf16"
-        adjust_trunk(self._model, world.train, self._device.type)
-        if world.train.graphs:
-            from rayfed.models.graphs import graphs_of
-
-            self._model.graphs = graphs_of(self._model)
-        self._all_blocks = model.active
-        self._start = copies(self._model)
-        self._stays = names_that_stay(self._model, world.stays)
+        self.model: Backbone = model.to(device)
+        self._device = next(self.model.parameters()).device  # with its index, which `device` may leave out
+        self.model.mixed = world.train.precision == "bf16"
+        adjust_trunk(self.model, world.train, self._device.type)
+        self.passes.prepare(self.model, world.train, self._device.type)
+        self.all_blocks = model.active
+        self._start = copies(self.model)
+        self.stays = names_that_stay(self.model, world.stays)
         buffers = self._start.keys() - sent_tensors(model, buffers=False).keys()
         self._float_buffers = {name for name in buffers if not name.endswith(RESIDUAL)}
         dataset = open_dataset(world.shard)
         examples = dataset.images, dataset.targets, world.splits
         self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
-        scale = self._model.mean, self._model.std
-        self._normalize = converter(dataset, world.objective.pixels, self._model, self._device)
+        scale = self.model.mean, self.model.std
+        self._normalize = converter(dataset, world.objective.pixels, self.model, self._device)
         shape = model.example[0] if isinstance(model, OwnBackbone) else ()
         sides = (shape[-2], shape[-1]) if len(shape) > 1 else model.size
         self._augment = Augmentation.of(world.augment, sides, *scale, dataset.own) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
-        self._put_back = PutBack(self._model)
+        self.put_back = PutBack(self.model)
 
     def choose_settings(self) -> None:
         """Choose what torch has once for a process: threads, products and deterministic kernels."""
-        world = self._world
+        world = self.world
         torch.set_num_threads(world.threads)
         set_products(self._device, world.train.precision)
         set_deterministic(self._device, world.deterministic)
 
     def _folder(self) -> FeatureFolder | None:
         """Folder of the frozen features on disk."""
-        world = self._world
+        world = self.world
         if not world.features:
             return None
         train = world.train
@@ -546,23 +534,18 @@ class Worker:
         """Device of the model."""
         return self._device
 
-    @property
-    def graphs(self) -> Any:
-        """Graphs of the network (`train.graphs`); None: there are none."""
-        return self._model.graphs
-
     def start_params(self) -> Params:
         """The tensors that are sent and trained, with their initial values, on the CPU."""
-        local = self._world.train.batch_norm == "local"
-        own = self._stays | self._float_buffers if local else self._stays
+        local = self.world.train.batch_norm == "local"
+        own = self.stays | self._float_buffers if local else self.stays
         return move({n: v for n, v in self._start.items() if n not in own}, HOST)
 
     def checksum(self) -> str:
         """Digest of everything that calls must leave alone: frozen weights, and what is put back."""
-        self._put_back()
-        travels = {entry.path for entry in self._model.tensors().values() if entry.is_trained}
-        fixed = {n: b for n, b in self._model.named_buffers() if n not in travels}
-        return checksum(self._model, fixed)
+        self.put_back()
+        travels = {entry.path for entry in self.model.tensors().values() if entry.is_trained}
+        fixed = {n: b for n, b in self.model.named_buffers() if n not in travels}
+        return checksum(self.model, fixed)
 
     def call(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
         """Run one call of a client; changes nothing but the returned values.
@@ -585,18 +568,18 @@ class Worker:
             return self._run(call, store)
         except Exception as err:
             failed = self._failure(call, err)
-        self._give_back_after(failed, call)
+        self.give_back_after(failed, call)
         raise failed  # here, where it has no context, whose frames would hold the tensors of the call
 
-    def _give_back_after(self, failed: RayFedError | None, call: Call) -> None:
-        """Give back what a failed call had of the memory of the device, and the graphs that `auto` made.
+    def give_back_after(self, failed: RayFedError | None, call: Call) -> None:
+        """Give back what a failed call had of the memory of the device.
 
         Raises:
             DeviceError: The device has failed, which another error had hidden.
         """
         hidden = None
-        if isinstance(failed, DeviceMemoryError) and self._world.train.graphs == "auto":
-            self._model.graphs = None
+        if isinstance(failed, DeviceMemoryError):
+            self.passes.save_memory(self.model, self.world.train)
         try:
             give_back(self._device)
         except RuntimeError as err:
@@ -622,13 +605,13 @@ class Worker:
         return self.call(call, store())
 
     def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
-        seed = derive(self._world.seed, call.tag, call.sent.round, call.client)
-        with use_seed(seed) as rng, counting([CountedDraws(seed)]):
+        seed = derive(self.world.seed, call.tag, call.sent.round, call.client)
+        with use_seed(seed) as rng, self.passes.drawing(seed):
             ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
-            client = self._client(call, self._model, own, rng)
-            answer = self._answer(call, client, sent)
-            self._put_back.check()
+            client = self.client(call, self.model, own, rng, self.passes)
+            answer = self.answer(call, client, sent)
+            self.put_back.check()
             self._keep_buffers(client)
             ((update, kept),) = send_back([client], [answer], self._device)
             check_finite([update])
@@ -636,106 +619,35 @@ class Worker:
 
     def _failure(self, call: Call, err: Exception) -> RayFedError:
         """The error of a call, without the frames of `err`, which hold the tensors of the call."""
-        world = self._world
+        world = self.world
         if isinstance(err, RayFedError):
             failed = err
         else:
-            failed = failed_call(call, err, world.smaller, world.splits, self._share)
-        _drop_frames(err)
-        self._model.forget()
+            failed = failed_call(call, err, world.smaller, world.splits, self.share)
+        drop_frames(err)
+        self.model.forget()
         return failed.with_traceback(None)
 
     def call_group(
         self, calls: Sequence[Call], stores: Callable[[], Sequence[Mapping[str, Any]]]
     ) -> list[tuple[Update, dict[str, Any]]] | None:
-        """Run calls of several clients, which share their passes (`rayfed.executors.grouped.passes`).
-
-        If a device is short of memory, they are run once more, as `call_anew` does. Clients that are run
-        alone instead would round differently, so that a second time is an error.
+        """Run calls of several clients together.
 
         Args:
             calls: The calls, all of one exchange.
             stores: Makes a new copy of the private store of each client before its call, on the CPU.
 
         Returns:
-            As `call` for each of them; None if the code of a client failed, because then each call has to be
-            run alone, which tells whose fault it is.
+            As `call` for each of them; None if each call has to be run alone, as where the code of a client
+            failed, which tells whose fault it is.
 
         Raises:
             ResourceError: The device has too little memory for this group; names what needs less.
             DeviceError: The device failed; this process cannot run another call.
         """
-        for is_second in (False, True):
-            try:
-                return self._together(calls, stores())
-            except Exception as err:
-                cause = err.__cause__ or err if isinstance(err, MemberError) else err
-                failed = self._group_failure(calls, cause, is_second, not isinstance(err, MemberError))
-                _drop_frames(err)
-            self._model.forget()
-            self._give_back_after(failed, calls[0])
-            if failed is None:
-                return None
-            if not isinstance(failed, DeviceMemoryError):
-                raise failed
-            log.warning("%s; running the clients of this group once more", failed)
-        raise AssertionError
+        return self.passes.call_group(self, calls, stores)
 
-    def _group_failure(
-        self, calls: Sequence[Call], err: BaseException, is_second: bool, together: bool
-    ) -> RayFedError | None:
-        """The error of a group; DeviceMemoryError: it is run again, None: its clients are run one by one.
-
-        Args:
-            calls: The calls.
-            err: What was raised.
-            is_second: The group was run for the second time.
-            together: As of `log_failure`.
-        """
-        if is_fault(err):
-            world = self._world
-            return failed_call(calls[0], err, world.smaller, world.splits, self._share)
-        if is_out_of_memory(err):
-            text = f"{len(calls)} clients at once: {out_of_memory(err, self._share, self._less(calls))}"
-            if is_second:
-                return ResourceError(f"train.group: {text}")
-            return DeviceMemoryError(calls[0].client, calls[0].sent.round, calls[0].tag, text)
-        log_failure([call.client for call in calls], err, together)
-        return None
-
-    def _less(self, calls: Sequence[Call]) -> list[str]:
-        """Overrides with which a group of these clients would need less memory."""
-        examples = max(len(self._world.splits[call.client].get("train", ())) for call in calls)
-        fewer = [f"train.group={len(calls) // 2}"] if len(calls) > 1 else []
-        changes = self._world.smaller.changes(examples)
-        own = [override(found[0], key) for key in ("graphs", "batch_size") if (found := changes.get(key))]
-        return fewer + own
-
-    def _together(
-        self, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[Update, dict[str, Any]]]:
-        seed = self._world.seed
-        seeds = [derive(seed, call.tag, call.sent.round, call.client) for call in calls]
-        messages = [(call.sent, store) for call, store in zip(calls, stores, strict=True)]
-        self._put_back()
-        there = receive(messages, self._device)
-        values = [self._values(sent, own) for sent, own in there]
-        active = [self._all_blocks if sent.blocks is None else sent.blocks for sent, _ in there]
-        group = Group(self._model, values, active, seeds)
-        members = zip(calls, there, values, group.models, group.streams, strict=True)
-        players = [
-            (self._client(call, model, own, streams.own), add_own(sent, self._stays, known))
-            for call, (sent, own), known, model, streams in members
-        ]
-        tasks = [partial(self._answer, call, *player) for call, player in zip(calls, players, strict=True)]
-        with use_seed(seeds[0]):  # so that the global streams are put back afterwards
-            answers = group.run(tasks)
-        self._put_back.check()
-        done = send_back([client for client, _ in players], answers, self._device)
-        check_finite([update for update, _ in done])
-        return done
-
-    def _answer(self, call: Call, client: Client, sent: Broadcast) -> Leaving:
+    def answer(self, call: Call, client: Client, sent: Broadcast) -> Leaving:
         """Run the task of a call, check the shapes of its answer, and let it leave the client."""
         answer = call.task(client, sent)
         check_shapes(answer, self._start)
@@ -744,40 +656,61 @@ class Worker:
             params, extra = leave(client, sent, params, extra)
         return answer, params, extra
 
-    def _values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
+    def values(self, sent: Broadcast, store: Mapping[str, Any]) -> Params:
         """Values of all tensors that calls may change, at the start of a call."""
         own = self._start | store.get(BUFFERS, {}) | store.get(STAYS, {})
         return cut_to_rank(own | {n: v for n, v in sent.params.items() if sent.holds(n)}, sent.rank)
 
     def _load(self, sent: Broadcast, store: Mapping[str, Any]) -> Broadcast:
         """Reset the model to the values with which a call starts; returns the message as its code sees it."""
-        values = self._values(sent, store)
-        model = self._model
-        self._put_back()
-        model.active = self._all_blocks if sent.blocks is None else sent.blocks
+        values = self.values(sent, store)
+        model = self.model
+        self.put_back()
+        model.active = self.all_blocks if sent.blocks is None else sent.blocks
         model.untuned = False
         load(model, values)
         model.zero_grad(set_to_none=True)
         train_mode(model)
-        return add_own(sent, self._stays, values)
+        return add_own(sent, self.stays, values)
 
-    def _client(self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator) -> Client:
-        world = self._world
-        data = ClientData(call.client, self._examples, world.splits[call.client], self._normalize)
-        data = model.join_batches(data) if isinstance(model, MemberModel) else data
-        deployed_on = world.deployed_on(call.sent.round)
+    def client(
+        self, call: Call, model: Any, store: dict[str, Any], rng: torch.Generator, passes: Passes
+    ) -> Client:
+        """The client of a call.
+
+        Args:
+            call: The call.
+            model: The model, or what stands for it in the code of this client.
+            store: Its private store, on the device.
+            rng: The stream of the call.
+            passes: How this client is computed.
+        """
+        world = self.world
         train = replace(world.train, lr=world.train.rate(call.sent.round, world.rounds))
-        own = (call.client, model, data, train, rng, store, deployed_on, self.cache)
-        rest: dict[str, Any] = {"objective": world.objective, "rank": call.sent.rank, "stays": self._stays}
-        return Client(*own, augment=self._augment, lr_factor=train.lr / world.train.lr, **rest)
+        return Client(
+            id=call.client,
+            model=model,
+            data=ClientData(call.client, self._examples, world.splits[call.client], self._normalize),
+            config=train,
+            rng=rng,
+            store=store,
+            deployed_on=world.deployed_on(call.sent.round),
+            cache=self.cache,
+            augment=self._augment,
+            objective=world.objective,
+            lr_factor=train.lr / world.train.lr,
+            rank=call.sent.rank,
+            stays=self.stays,
+            passes=passes,
+        )
 
     def _keep_buffers(self, client: Client) -> None:
         if self._float_buffers and not client.buffers_travel:
-            values = copies(self._model)
+            values = copies(self.model)
             client.store[BUFFERS] = {n: values[n] for n in sorted(self._float_buffers & values.keys())}
 
 
-def _drop_frames(err: BaseException) -> None:
+def drop_frames(err: BaseException) -> None:
     """Clear the frames that an error and its causes came through, and end the chain."""
     chain: list[BaseException] = []
     following: BaseException | None = err

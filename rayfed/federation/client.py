@@ -1,16 +1,14 @@
 """The client object that client-side code receives: model, data and private store during one call.
 
-Its gradients are computed in one piece or added up over parts; its optimizers are made from the section
-`train`, and their state is carried from visit to visit.
+Its gradients are computed in one piece or added up over parts; the state of its optimizers is carried from
+visit to visit.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache, partialmethod
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from rayfed.data.examples import ClientData
 from rayfed.data.text import PAD
 from rayfed.devices import move, numbers, total
 from rayfed.errors import ConfigError
+from rayfed.federation.passes import PLAIN, Passes
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import IGNORED, Objective
@@ -32,6 +31,7 @@ def backward(
     batch: Batch,
     micro_batch: int | None,
     count: Callable[[Tensor], int | Tensor] = len,
+    descend: Callable[[Tensor], None] = PLAIN.backward,
 ) -> None:
     """Add the gradients of a loss to those of the parameters.
 
@@ -45,22 +45,16 @@ def backward(
         batch: Inputs, shape (B, ...), and targets.
         micro_batch: Largest number of rows of a part; None: the whole batch.
         count: Number of units of some targets that the loss is a mean over, such as rows or tokens.
+        descend: Adds the gradients of a loss, `Passes.backward`.
     """
-    unit = getattr(model, "unit", None)  # of a client that shares its passes on a device
     if micro_batch is None or len(batch[1]) <= micro_batch:
-        _descend(loss(batch), unit)
+        descend(loss(batch))
         return
     num = count(batch[1])
     for part in _parts(model, batch, micro_batch):
         own = count(part[1])
         share = own / num.clamp(min=1) if isinstance(num, Tensor) else own / num
-        _descend(loss(part) * share, unit)
-
-
-def _descend(loss: Tensor, unit: Tensor | None) -> None:
-    """Add gradients, beginning with `unit`, a 1 that others begin with too; None: with its own 1."""
-    is_like = unit is not None and (unit.dtype, unit.shape) == (loss.dtype, loss.shape)
-    loss.backward(unit if is_like else None)
+        descend(loss(part) * share)
 
 
 def drop_beyond_rank(parameters: Mapping[str, nn.Parameter], rank: int) -> None:
@@ -88,94 +82,6 @@ def _parts(model: Backbone, batch: Batch, size: int) -> Iterator[Batch]:
 
 States: TypeAlias = dict[str, dict[str, Tensor]]
 """State of an optimizer: by global name of a parameter, its tensors such as `momentum_buffer`, `exp_avg`."""
-
-FEW_NUMBERS = 1_000_000
-"""Most trained numbers for which an optimizer steps all tensors in one call on a CPU."""
-
-
-def make_optimizer(
-    config: TrainConfig, parameters: Iterable[nn.Parameter], lr: float | None = None
-) -> torch.optim.Optimizer:
-    """A new optimizer as the config section `train` says, without state.
-
-    Args:
-        config: The config section `train`.
-        parameters: What it trains.
-        lr: Learning rate; None: that of the config.
-    """
-    params = list(parameters)
-    rest: Any = {"lr": config.lr if lr is None else lr}
-    if _is_fused(config, params):
-        rest["fused"] = True
-    else:
-        # All tensors in one call give the same bits in two thirds of the time, and need memory for copies.
-        rest["foreach"] = True if sum(p.numel() for p in params) <= FEW_NUMBERS else None
-    rest["weight_decay"] = config.weight_decay
-    kind = _without_compiler(config.optimizer)
-    if config.optimizer == "sgd":
-        return kind(params, momentum=config.momentum, **rest)
-    return kind(params, betas=config.betas, eps=config.eps, **rest)
-
-
-KINDS: Mapping[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-"""Optimizers of torch by their names in the config."""
-
-
-@cache
-def _without_compiler(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer without the marks that keep torch.compile out of it.
-
-    These import the compiler when an optimizer is first made, in every process, which takes a second. The
-    functions that torch marked are the same: what wraps them is left out.
-    """
-    kind = KINDS[name]
-    marked = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    bare: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in marked}
-    bare["step"] = torch.no_grad()(inspect.unwrap(kind.step))
-    if name != "sgd":
-        bare["_init_group"] = partialmethod(_with_joint_zeros, inspect.unwrap(cast(Any, kind)._init_group))
-    return type(kind.__name__, (kind,), bare)
-
-
-def _with_joint_zeros(
-    optimizer: torch.optim.Optimizer, find: Callable[..., Any], group: dict[str, Any], *lists: Any
-) -> Any:
-    """Let fused Adam find its state, which begins as views of one tensor of zeros.
-
-    Torch makes three tensors for each parameter in the first step of a client, in one operation each.
-    """
-    if group["fused"]:
-        new = [p for p in group["params"] if p.grad is not None and not optimizer.state.get(p)]
-        if len({(p.device, p.dtype) for p in new}) == 1 and all(p.is_contiguous() for p in new):
-            optimizer.state.update(zip(new, _zeros_of(new), strict=True))
-    return find(optimizer, group, *lists)
-
-
-def _zeros_of(params: Sequence[Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The state with which Adam begins for each of these parameters of one type and device."""
-    places = [-(-p.numel() // 64) * 64 for p in params]  # kernels read aligned values four at a time
-    zeros = params[0].new_zeros(2 * sum(places) + len(params))
-    first, second, counts = zeros.split([sum(places), sum(places), len(params)])
-    means, squares, steps = first.split(places), second.split(places), counts.float().unbind()
-    for p, mean, square, step in zip(params, means, squares, steps, strict=True):
-        yield {
-            "step": step,
-            "exp_avg": mean[: p.numel()].view(p.shape),
-            "exp_avg_sq": square[: p.numel()].view(p.shape),
-        }
-
-
-def _is_fused(config: TrainConfig, params: Sequence[nn.Parameter]) -> bool:
-    """Whether an optimizer steps all tensors in one kernel of CUDA.
-
-    Fused Adam counts its steps on the GPU, so that each kept count would have to be copied there on its own.
-    """
-    counts = config.keep_optimizer and config.optimizer != "sgd"
-    return not counts and all(parameter.device.type == "cuda" for parameter in params)
 
 
 def states_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> States:
@@ -245,6 +151,7 @@ class Client:
         trained: Whether the training of this call has ended (`end_training`).
         steps, rows: Training batches that were drawn, and examples in them.
         read: For texts, the numbers of tokens and of learned tokens of each of these batches.
+        passes: How the client computes losses, gradients and steps.
     """
 
     id: str
@@ -266,6 +173,7 @@ class Client:
     steps: int = 0
     rows: int = 0
     read: list[Tensor] = field(default_factory=list, repr=False)
+    passes: Passes = PLAIN
     _drew: bool = False
     _derived: bool = False
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
@@ -293,7 +201,7 @@ class Client:
                 yield from self._pass(split, None, self.config.eval_batch_size)
             return
         size = self.config.batch_size
-        for order in self._orders(split):
+        for order in self.orders(split):
             self._drew = True
             for x, y in self._pass(split, order, size, augmented=self.augment is not None):
                 if not self.trained:  # later batches are for the personal model that is scored
@@ -304,7 +212,7 @@ class Client:
                         self.read.append(torch.stack([(x != PAD).sum(), learned]))
                 yield x, y
 
-    def _orders(self, split: str) -> Iterator[Tensor]:
+    def orders(self, split: str = "train") -> Iterator[Tensor]:
         """Positions of the examples of each pass over a split, in the order of random training batches."""
         n = self.data.size(split)
         step = 0
@@ -314,35 +222,6 @@ class Client:
             most = min(whole_pass, total - step)
             step += most
             yield torch.randperm(n, generator=self.rng)[: most * self.config.batch_size]
-
-    def train_with_others(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Take the usual steps on `batches` in one loop with the clients that share its passes on a device.
-
-        Args:
-            optimizer: Made by `optimizer` for this training.
-
-        Returns:
-            Whether the training was done; otherwise nothing was changed, and this client has to do it.
-        """
-        join = getattr(self.model, "train_together", None)
-        changed = self.augment is not None or self.transform is not None or self._keeps_features
-        cut = self.config.micro_batch is not None or self.config.clip_norm is not None
-        if join is None or changed or cut or not self.num_steps() or not self.data.size("train"):
-            return False
-        before = self.rng.get_state()
-        orders = list(self._orders("train"))
-        batches = [batch for order in orders for batch in order.split(self.config.batch_size)]
-        keeps = self.config.keep_optimizer and not self.trained
-        if not join(optimizer, self.data, batches, self.objective, self.rank, keeps):
-            self.rng.set_state(before)
-            return False
-        self._drew = self._derived = True
-        if not self.trained:  # later steps are for the personal model that is scored
-            self.steps += len(batches)
-            self.rows += sum(map(len, orders))
-            if self.objective.tokens:
-                self.read += [torch.tensor(self.data.tokens("train", order)) for order in orders]
-        return True
 
     def batch(self, split: str, positions: Tensor) -> Batch:
         """Inputs and targets at these positions of a split, with `transform` applied to the inputs.
@@ -363,7 +242,7 @@ class Client:
             augmented: Whether `augment` changes the inputs first, with a seed drawn from `rng`. The features
                 of such batches are never those of the cache.
         """
-        if augmented or self.transform is not None or not self._keeps_features:
+        if augmented or self.transform is not None or not self.keeps_features:
             for x, y in self.data.batches(split, order, size):
                 if augmented and self.augment is not None:
                     x = self.augment(x, int(torch.randint(2**62, (), generator=self.rng)))
@@ -378,7 +257,8 @@ class Client:
             yield x, y
 
     @property
-    def _keeps_features(self) -> bool:
+    def keeps_features(self) -> bool:
+        """Whether the frozen features of whole splits are computed once, and kept."""
         model = self.model
         return model.gc_net is not None or (
             self.config.cache_features is not False and model.has_frozen_features
@@ -409,7 +289,7 @@ class Client:
 
     def optimizer(self, lr: float | None = None) -> torch.optim.Optimizer:
         """An optimizer over `trainable()`, with learning rate `lr` (None: `config.lr`), after `keep`."""
-        return self.keep(make_optimizer(self.config, self.trainable().values(), lr))
+        return self.keep(self.passes.optimizer(self.config, self.trainable().values(), lr))
 
     def keep(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Prepare an optimizer for this client.
@@ -425,9 +305,7 @@ class Client:
         """
         if self.rank is not None:
             optimizer.register_step_pre_hook(lambda *_: self._drop_beyond_rank())
-        join_steps = getattr(self.model, "join_steps", None)  # of a client that shares its passes
-        if join_steps is not None:
-            join_steps(optimizer)
+        self.passes.use(optimizer)
         if self.config.keep_optimizer and not self.trained:
             states = self.store.get(OPTIMIZERS, {}).get(str(len(self._optimizers)), {})
             resume(optimizer, self.trainable(), states)
@@ -461,7 +339,8 @@ class Client:
             batch: Inputs and targets.
         """
         self._derived = True
-        backward(self.model, loss, batch, self.config.micro_batch, self.objective.count)
+        parts = self.config.micro_batch
+        backward(self.model, loss, batch, parts, self.objective.count, self.passes.backward)
 
     def clip_gradients(self) -> None:
         """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""

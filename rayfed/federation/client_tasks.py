@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rayfed.devices import numbers, total
 from rayfed.federation.client import Client
-from rayfed.federation.local import Local, logits
+from rayfed.federation.local import Local
+from rayfed.federation.passes import logits
 from rayfed.objective import NUM, Objective
 from rayfed.tuning.base import copies, train_mode
 from rayfed.types import Broadcast, Update

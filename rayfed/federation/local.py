@@ -91,11 +91,7 @@ class Local:
     def train(self, client: Client, sent: Broadcast) -> Update:
         """Train `client.model`, which holds the received values, and return the answer to the server."""
         optimizer = client.optimizer()
-        kind = type(self)
-        usual = kind.step is Local.step and kind.loss is Local.loss
-        if not (usual and client.train_with_others(optimizer)):
-            for batch in client.batches():
-                self.step(client, sent, batch, optimizer)
+        client.passes.steps(client.batches(), partial(self.step, client, sent), optimizer)
         return client.update()
 
     def step(self, client: Client, sent: Broadcast, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
@@ -107,10 +103,7 @@ class Local:
 
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         """Loss of one batch, a scalar with gradient."""
-        x, y = batch
-        joint = getattr(client.model, "joint_loss", None)  # of a client that shares its passes on a device
-        found: Tensor | None = None if joint is None else joint(client.objective, x, y)
-        return client.objective.loss(logits(client.model(x)), y) if found is None else found
+        return client.passes.loss(client.model, client.objective, batch)
 
     def personalize(self, client: Client, sent: Broadcast, update: Update) -> None:
         """Load the model that this client would deploy into `client.model`; by default the trained one.
@@ -126,8 +119,3 @@ class Local:
             update: The answer of `train`.
         """
         client.load(update.params)
-
-
-def logits(output: Tensor | list[Tensor]) -> Tensor:
-    """Logits of a model, shape (B, C, ...): its output, or the mean over its exits where it has several."""
-    return output if isinstance(output, Tensor) else torch.stack(output).mean(0)

@@ -53,7 +53,7 @@ class TrainConfig:
         cache_memory: Bytes of these features that each process keeps in memory. Beyond, those that were not
             used for the longest time go to the disk (`data.cache`) where that is faster than computing them.
         group: Number of clients whose rows share each forward and backward pass of their training
-            (`rayfed.executors.grouped`). `auto`: up to 32 where a pass of one client is so short that this
+            (`rayfed.fast`). `auto`: up to 32 where a pass of one client is so short that this
             pays, else 1. Rounding depends on it, and on nothing else about how clients are placed.
         checkpointing: Compute the activations within a block again in the backward pass instead of keeping
             them: less memory, about a third more time, the same result.
@@ -67,7 +67,7 @@ class TrainConfig:
             bitsandbytes, on CUDA only. Adapters and the residual of `tuning.residual` stay in float32. None:
             as `precision` says.
         graphs: On CUDA, record the operations of the network once for each shape, and start them together
-            afterwards (`rayfed.models.graphs`): the same result with fewer launches, in more memory. `auto`:
+            afterwards (`rayfed.fast.graphs`): the same result with fewer launches, in more memory. `auto`:
             with methods, tuning schemes and networks that ship with RayFed, where passes can be recorded; a
             process that is short of memory goes on without them. true: the run is refused where passes
             cannot be recorded.

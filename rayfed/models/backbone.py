@@ -73,8 +73,7 @@ class Backbone(nn.Module):
         untuned: Evaluate a CLIP model without what a tuning scheme added; False when a client call begins.
         exits: Early-exit classifiers within the network; None unless a tuning scheme sets them.
         gc_net: Network that makes prompts from the image; None unless a tuning scheme sets it.
-        graphs: Graphs of the network on a device (`rayfed.models.graphs`), which give its output for a pass
-            or None; None: there are none.
+        compute: Computes the network, with the arguments and the result of `compute_part`.
         behaviour: Behaviour of the network of a user apart from its outputs; None: it was not
             examined, as networks of libraries are not.
         task: The task the model solves, a name of `rayfed.objective`.
@@ -118,7 +117,7 @@ class Backbone(nn.Module):
         self.mixed = False
         self.exits: ExitHeads | None = None
         self.gc_net: GCNet | None = None
-        self.graphs: Callable[..., Tensor | None] | None = None
+        self.compute: Callable[..., Any] = compute_part
         self.behaviour: Behaviour | None = None
         self._frozen_cache: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._answers: dict[str, bool] = {}
@@ -145,7 +144,7 @@ class Backbone(nn.Module):
         if self.gc_net is None:
             reusable = self.net_is_frozen and not x.requires_grad
             net = getattr(self.net, "untuned", self.net) if self.untuned else self.net
-            features = self.frozen_features(x) if reusable else self._pass(net, x)
+            features = self.frozen_features(x) if reusable else self.compute(net, x, self.mixed)
             if self.adapter is not None and not self.untuned:
                 features = self.adapter(features)
             return features, features
@@ -153,11 +152,6 @@ class Backbone(nn.Module):
         prompt = self.stack.prompt
         with self.stack.use_prompt(self.gc_net.prompts(prompt, h) if customize else prompt):
             return self.gc_net.dropout(compute_part(self.net, x, self.mixed)), h
-
-    def _pass(self, net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Output of the network, from a graph where there is one for this pass."""
-        found = None if self.graphs is None or self.gc_net is not None else self.graphs(net, x, self.mixed)
-        return compute_part(net, x, self.mixed) if found is None else found
 
     @torch.no_grad()
     def frozen_features(self, x: Tensor) -> Tensor:
@@ -168,7 +162,7 @@ class Backbone(nn.Module):
         if (known := self.remembered_features(x)) is not None:
             return known
         with self.stack.use_prompt(None) if self.num_blocks else nullcontext():
-            features = self._pass(self.net, x)
+            features = self.compute(self.net, x, self.mixed)
         self.remember_frozen_features(x, features)
         return features
 

@@ -1,9 +1,7 @@
 """Layers with a LoRA adapter: the start values, outputs and names of tensors of PEFT.
 
 PEFT itself imports transformers, which takes a process four times as long as everything else before its first
-batch, and a linear layer is computed here in fewer operations, for one client or for several at once.
-
-Letters in shapes: K clients, m rows of a client, r rank.
+batch. Letters in shapes: r rank.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
-from rayfed.models.dropout import Draw, drop
 from rayfed.models.named_tensors import RESIDUAL_LEAF
-from rayfed.models.stacked import Stacked
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ADAPTED = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
@@ -62,156 +57,6 @@ def twice_differentiable() -> Iterator[None]:
     finally:
         _twice.reset(token)
         cudnn.enabled = before
-
-
-class AddLowRank(torch.autograd.Function):
-    """y + scale B A x for the rows of each client, with its own A and B; y is changed in place.
-
-    Second derivatives do not exist.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        """Add the products.
-
-        Args:
-            ctx: What the backward pass needs.
-            y: Output of the frozen layer, shape (K m, ..., d_out), contiguous.
-            x: Input of the factors, shape (K m, ..., d_in).
-            a: Factors A, shape (K, r, d_in).
-            b: Factors B, shape (K, d_out, r).
-            scale: alpha / rank.
-        """
-        ctx.save_for_backward(*_add_low_rank(y, x, a, b, scale), a, b)
-        ctx.mark_dirty(y)
-        ctx.scale = scale
-        ctx.shape = x.shape
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        rows, low, a, b = ctx.saved_tensors
-        _, wants_x, wants_a, wants_b, _ = ctx.needs_input_grad
-        back, own = _back(grad, b, ctx.scale)
-        of_x = torch.bmm(back.mT, a).view(ctx.shape) if wants_x else None
-        of_a = torch.bmm(back, rows) if wants_a else None
-        of_b = _of_b(low, own, ctx.scale) if wants_b else None
-        return grad, of_x, of_a, of_b, None
-
-
-class FrozenAndLowRank(torch.autograd.Function):
-    """W x + b + scale B A x for the rows of each client, with a frozen W and b and its own A and B.
-
-    The same values as those of a frozen layer and of `AddLowRank` after it. The gradients of x through both
-    are added in place, which spares a tensor as large as x. Second derivatives do not exist.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        frozen: tuple[Tensor, Tensor | None],
-        a: Tensor,
-        b: Tensor,
-        scale: float,
-        draw: Draw | None,
-    ) -> Tensor:
-        """Multiply.
-
-        Args:
-            ctx: What the backward pass needs.
-            x: Input, shape (K m, ..., d_in).
-            frozen: W, shape (d_out, d_in), and b, shape (d_out,), or None.
-            a: Factors A, shape (K, r, d_in).
-            b: Factors B, shape (K, d_out, r).
-            scale: alpha / rank.
-            draw: What is dropped of the input of A; None: nothing.
-        """
-        y = F.linear(x, *frozen)
-        low = x if draw is None else torch.ops.rayfed.dropout(x, *draw.parts)
-        ctx.save_for_backward(*_add_low_rank(y, low, a, b, scale), a, b, frozen[0])
-        ctx.scale, ctx.draw = scale, draw
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        if torch.is_grad_enabled():  # create_graph=True; results without their dependence on A would be wrong
-            raise RuntimeError(
-                "second derivatives of LoRA need `with twice_differentiable():` around both passes"
-            )
-        return _gradients(ctx, grad)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> Any:
-    rows, low, a, b, weight = ctx.saved_tensors
-    wants_x, _, wants_a, wants_b, _, _ = ctx.needs_input_grad
-    back, own = _back(grad, b, ctx.scale)
-    of_x = None
-    if wants_x:
-        of_x = F.linear(grad, weight.mT)
-        if ctx.draw is None:
-            of_x.view(rows.shape).baddbmm_(back.mT, a)
-        else:
-            torch.ops.rayfed.dropout_add_(of_x, torch.bmm(back.mT, a).view(of_x.shape), *ctx.draw.parts)
-    of_a = torch.bmm(back, rows) if wants_a else None
-    of_b = _of_b(low, own, ctx.scale) if wants_b else None
-    return of_x, None, of_a, of_b, None, None
-
-
-def _add_low_rank(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Add scale B A x to y in place; returns x by client (K, m, d_in) and A x (K, m, r)."""
-    rows = x.reshape(len(a), -1, x.shape[-1])
-    low = torch.bmm(rows, a.mT)  # (K, m, r), as it is computed for one client, to round alike
-    y.view(len(b), -1, y.shape[-1]).baddbmm_(low, b.mT, alpha=scale)
-    return rows, low
-
-
-def _back(grad: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The gradient of A x for each client, shape (K, r, m), and that of its rows, shape (K, m, d_out)."""
-    own = grad.reshape(len(b), -1, grad.shape[-1])
-    if grad.device.type not in EXACT:
-        return _scale(torch.bmm(own, b), scale).mT, own
-    # (K, r, m), and with a copy of b.mT: other layouts take up to five times as long.
-    return _scale(torch.bmm(b.mT.contiguous(), own.mT), scale), own
-
-
-def _of_b(low: Tensor, own: Tensor, scale: float) -> Tensor:
-    """The gradient of B, shape (K, d_out, r), contiguous: autograd copies that of each client otherwise."""
-    if own.device.type not in EXACT:
-        return _scale(torch.bmm(own.mT, low), scale)
-    return _scale(torch.bmm(low.mT, own), scale).mT.contiguous()
-
-
-def _scale(value: Tensor, scale: float) -> Tensor:
-    """A new tensor times a number, in place."""
-    return value if scale == 1 else value.mul_(scale)
-
-
-class JointCasts(torch.autograd.Function):
-    """Tensors in another type, and their gradients back in float32: one launch for all of them, each way."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        casts = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(casts, tensors)
-        ctx.set_materialize_grads(False)
-        learned = ctx.needs_input_grad[1:]
-        ctx.mark_non_differentiable(
-            *(cast for cast, is_one in zip(casts, learned, strict=True) if not is_one)
-        )
-        return tuple(casts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        given = [grad for grad in grads if grad is not None]
-        if torch.is_grad_enabled():  # of the gradients there will be gradients, too
-            wide = [grad.float() for grad in given]
-        else:
-            wide = [torch.empty_like(grad, dtype=torch.float32) for grad in given]
-            torch._foreach_copy_(wide, given)
-        each = iter(wide)
-        return None, *(None if grad is None else next(each) for grad in grads)
 
 
 class AdaptedLayer(nn.Module):
@@ -276,11 +121,10 @@ class _Multiplied(AdaptedLayer):
 class AdaptedLinear(_Multiplied):
     """A linear layer whose only adapter is a product of two factors, y = W x + b + scale B A x.
 
-    For one client the values in float32 on a CPU are those of PEFT to the bit: what is left out is its choice
-    among adapters in every pass, and a product with a scale of 1. In mixed precision and on other devices the
-    products are added in place, and in mixed precision the input is rounded once, for W and A, and dropped
-    out as it is then; PEFT makes float32 of it first. For several clients (`rayfed.models.stacked`), the
-    products of all of them are added at once. On a device one client is a group of one.
+    The values in float32 on a CPU are those of PEFT to the bit: what is left out is its choice among adapters
+    in every pass, and a product with a scale of 1. In mixed precision and on other devices the products are
+    added in place, and in mixed precision the input is rounded once, for W and A; PEFT makes float32 of it
+    first.
     """
 
     def __init__(self, base_layer: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
@@ -290,46 +134,38 @@ class AdaptedLinear(_Multiplied):
         self.in_features, self.out_features = base_layer.in_features, base_layer.out_features
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Output of the layer.
-
-        Args:
-            x: Rows (B, ..., d_in); those of K clients where both factors are `Stacked`.
-            *args: Other arguments of the layer.
-            **kwargs: Other arguments of the layer.
-        """
-        first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
-        a: Any = first.weight
-        plain = isinstance(second, nn.Linear) and not (args or kwargs)
-        mixed = not x.is_meta and torch.is_autocast_enabled(x.device.type)  # which no meta device has
-        if not plain or (x.dtype != a.dtype and not mixed):
+        """Output of the layer. Args: x: rows (B, ..., d_in); args, kwargs: other arguments of the layer."""
+        mixed = is_mixed(x)
+        if args or kwargs or not self.is_plain_for(x, mixed):
             return super().forward(x, *args, **kwargs)
-        layer: Any = self.base_layer
         if mixed:
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        return self.sum_of_products(x, self.lora_dropout[ADAPTER](x), mixed)
+
+    def is_plain_for(self, x: Tensor, mixed: bool) -> bool:
+        """Whether nothing stands between the factors, and they are multiplied with this input as it is."""
+        a: Any = self.lora_A[ADAPTER].weight
+        return isinstance(self.lora_B[ADAPTER], nn.Linear) and (x.dtype == a.dtype or mixed)
+
+    def sum_of_products(self, x: Tensor, low: Tensor, mixed: bool) -> Tensor:
+        """W x + b + scale B A x'.
+
+        Args:
+            x: Input of the layer, shape (B, ..., d_in).
+            low: Input x' of the factors, of the same shape: x after dropout.
+            mixed: As `is_mixed` says of the input.
+        """
+        first, second = self.lora_A[ADAPTER], self.lora_B[ADAPTER]
+        layer: Any = self.base_layer
         scale = self.scaling[ADAPTER]
-        frozen = _is_frozen(layer)
-        on_device = x.device.type not in EXACT
-        together = on_device and frozen and not _twice.get()
-        low, draw = drop(self.lora_dropout[ADAPTER], x, apart=not together)
-        b: Any = second.weight
-        stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
-        result: Tensor
-        if low is x and together:
-            result = FrozenAndLowRank.apply(x, _in(x.dtype, layer), *self._factors(x.dtype), scale, draw)
-            return result
-        if low is x and frozen and stacked and not mixed:
-            result = FrozenAndLowRank.apply(x, (layer.weight, layer.bias), a.value, b.value, scale, None)
-            return result
-        if not stacked and (mixed or on_device):
+        if mixed or x.device.type not in EXACT:
             rows = first(low.reshape(-1, low.shape[-1]))
+            b: Any = second.weight
             # No view until the sum is made: a change in place of a view is copied in the backward pass.
             sums = layer(x.reshape(-1, x.shape[-1])).addmm_(rows, b.to(rows.dtype).mT, alpha=scale)
-            result = sums.view(*x.shape[:-1], sums.shape[-1])
+            result: Tensor = sums.view(*x.shape[:-1], sums.shape[-1])
             return result
         y: Tensor = layer(x)
-        if stacked:
-            result = AddLowRank.apply(y, low, a.value.to(low.dtype), b.value.to(low.dtype), scale)
-            return result
         added: Tensor = second(first(low))
         return y + (added if scale == 1 else added * scale)
 
@@ -339,56 +175,10 @@ class AdaptedLinear(_Multiplied):
         value: Tensor = second(first(torch.eye(self.in_features, dtype=self.weight.dtype))).mT
         return value + getattr(self, RESIDUAL_LEAF, 0)
 
-    def _factors(self, dtype: torch.dtype) -> list[Tensor]:
-        """A, shape (K, r, d_in), and B, shape (K, d_out, r), in a type; those of one client have K = 1."""
-        kept = (self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight)
-        values = vars(self).get(CAST) or [_value(factor).to(dtype) for factor in kept]
-        clients = max(factor.clients if isinstance(factor, Stacked) else 1 for factor in kept)
-        if clients == 1:
-            return [value if value.ndim == 3 else value[None] for value in values]
-        return [value if value.ndim == 3 else value.expand(clients, *value.shape) for value in values]
 
-
-def _in(dtype: torch.dtype, layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a frozen layer in a type, which they have already."""
-    return layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
-
-
-def _value(factor: Any) -> Tensor:
-    """The values of a factor: of one client, or of all clients."""
-    value: Tensor = factor.value if isinstance(factor, Stacked) else factor
-    return value
-
-
-CAST = "_cast"
-"""Attribute of a layer with its factors in the type of the pass that is being computed."""
-
-
-def use_joint_casts(model: Backbone) -> None:
-    """Let a network on a device cast the factors of all its layers at once in mixed precision.
-
-    Args:
-        model: The tuned model.
-    """
-    layers = [layer for layer in model.net.modules() if isinstance(layer, AdaptedLinear)]
-    layers = [layer for layer in layers if isinstance(layer.lora_B[ADAPTER], nn.Linear)]
-    if layers:
-        model.net.register_forward_pre_hook(partial(_cast_together, layers))
-        model.net.register_forward_hook(partial(_forget_casts, layers), always_call=True)
-
-
-def _cast_together(layers: list[AdaptedLinear], *_: Any) -> None:
-    factors = [_value(each[ADAPTER].weight) for layer in layers for each in (layer.lora_A, layer.lora_B)]
-    kind = factors[0].device.type
-    if torch.is_autocast_enabled(kind):
-        casts = JointCasts.apply(torch.get_autocast_dtype(kind), *factors)
-        for layer, *pair in zip(layers, casts[::2], casts[1::2], strict=True):
-            vars(layer)[CAST] = pair
-
-
-def _forget_casts(layers: list[AdaptedLinear], *_: Any) -> None:
-    for layer in layers:
-        vars(layer).pop(CAST, None)
+def is_mixed(x: Tensor) -> bool:
+    """Whether products with a tensor are computed in mixed precision now, which no meta device has."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 class AdaptedConvolution(_Multiplied):
@@ -508,7 +298,7 @@ def frozen_linears(model: Backbone) -> dict[str, nn.Linear]:
     return {
         name: module
         for name, module in model.net.named_modules()
-        if isinstance(module, nn.Linear) and _is_frozen(module) and not FACTOR.search(name)
+        if isinstance(module, nn.Linear) and is_frozen(module) and not FACTOR.search(name)
     }
 
 
@@ -543,6 +333,6 @@ _KINDS = (
 """Layers and their adapted form."""
 
 
-def _is_frozen(layer: nn.Module) -> bool:
+def is_frozen(layer: nn.Module) -> bool:
     """Whether a layer is torch's own linear layer, and neither its weight nor its bias is trained."""
     return type(layer) is nn.Linear and not any(p.requires_grad for p in layer.parameters())

@@ -7,7 +7,7 @@ import torch
 from rayfed.data.examples import Normalizer
 from rayfed.data.shards import open_dataset
 from rayfed.errors import ConfigError
-from rayfed.federation.local import logits
+from rayfed.federation.passes import logits
 from rayfed.models.build import build_backbone
 from rayfed.models.shared_weights import attach
 from rayfed.testing import DOMAINS, small_setup

@@ -227,7 +227,7 @@ def test_only_the_chosen_blocks_change(tmp_path):
     for update in world.run(server.training_task(setup.experiment.local), sent):
         held = set(sent[update.client].blocks)
         assert {block_of(n) for n in update.params} == held | {None}
-        resident = executor.worker._model.tensors()
+        resident = executor.worker.model.tensors()
         for name, value in setup.start.items():
             outside = block_of(name) is not None and block_of(name) not in held
             if outside and update.client == world.ids[-1]:

@@ -83,7 +83,7 @@ def test_features_on_disk_are_those_of_the_worker_and_are_computed_once(cache, s
 
     def score(on_forward=lambda *_: None):
         executor = InlineExecutor(sharing_features(setup.world, backbone), setup.weights)
-        executor.worker._model.net.register_forward_hook(on_forward)
+        executor.worker.model.net.register_forward_hook(on_forward)
         sent = Broadcast(round=0, params=setup.start)
         return executor.map([Call(client, evaluate, "test", sent)])[0].metrics
 

@@ -96,7 +96,7 @@ def test_local_statistics_stay_with_their_client(cache):
     assert kept[0].keys() == kept[1].keys()
     assert any(not torch.equal(kept[0][n], kept[1][n]) for n in kept[0])
     visit(worker, setup, ids[1], stores[ids[1]])  # somebody else in between
-    model = worker._model
+    model = worker.model
 
     def look(client, sent):
         assert all(torch.equal(model.get_buffer(model.module_name(n)), v) for n, v in kept[0].items())

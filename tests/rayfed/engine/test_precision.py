@@ -57,13 +57,13 @@ def test_a_kind_of_model_trains_in_bfloat16(options):
 def test_the_frozen_network_is_in_bfloat16_and_what_trains_is_not():
     last, worker, setup = run("algorithm=fedavg", "tuning=lora", "train.precision=bf16")
     exact, _, full = run("algorithm=fedavg", "tuning=lora")
-    kinds = {name: p.dtype for name, p in worker._model.named_parameters()}
+    kinds = {name: p.dtype for name, p in worker.model.named_parameters()}
     assert kinds["net.blocks.0.mlp.fc1.weight"] == torch.bfloat16
-    assert {kinds[n] for n, p in worker._model.named_parameters() if p.requires_grad} == {torch.float32}
+    assert {kinds[n] for n, p in worker.model.named_parameters() if p.requires_grad} == {torch.float32}
     halved = sum(array.nbytes for array in setup.weights.values())
     whole = sum(array.nbytes for array in full.weights.values())
     trained = sum(value.numel() * 4 for value in setup.start.values())
-    products = sum(p.numel() * 2 for p in worker._model.parameters() if p.dtype == torch.bfloat16)
+    products = sum(p.numel() * 2 for p in worker.model.parameters() if p.dtype == torch.bfloat16)
     assert whole - halved == products
     assert halved - trained == pytest.approx((whole - trained) / 2, rel=0.03)
     # Forwards and backwards through two blocks with four products each, and the head.
@@ -80,7 +80,7 @@ def test_only_products_are_in_bfloat16(model):
     """As under automatic mixed precision of a network in float32, also what the blocks of a ViT add to."""
     options = [f"model={model}", "model.options={}"] if model != "vit_mini" else []
     setup = small_setup(*QUICK, "algorithm=fedavg", "tuning=head", "train.precision=bf16", *options)
-    net = InlineExecutor(setup.world, setup.weights).worker._model
+    net = InlineExecutor(setup.world, setup.weights).worker.model
     halved = [name for name, p in net.named_parameters() if p.dtype == torch.bfloat16]
     assert any(".mlp" in name or ".attn" in name for name in halved)
     assert not [name for name in halved if name.endswith(("pos_embed", "cls_token", "embedding"))]
@@ -101,7 +101,7 @@ def test_only_products_are_in_bfloat16(model):
 
 def test_early_exits_classify_in_float32():
     setup = small_setup(*QUICK, "algorithm=depthfl", "tuning=exits", "train.precision=bf16")
-    model = InlineExecutor(setup.world, setup.weights).worker._model
+    model = InlineExecutor(setup.world, setup.weights).worker.model
     seen = []
     for layer in (*model.exits.values(), model.head):
         layer.register_forward_hook(lambda _, args, out: seen.extend([args[0].dtype, out.dtype]))

@@ -24,8 +24,8 @@ from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.models import language
 from tests.rayfed.data.test_tokens import Texts
-from tests.rayfed.executors.grouped.test_passes_device import agree
-from tests.rayfed.executors.grouped.test_passes_group import check_agreement
+from tests.rayfed.fast.test_group import check_agreement
+from tests.rayfed.fast.test_group_device import agree
 from tests.rounding import near
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

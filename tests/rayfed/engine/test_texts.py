@@ -29,8 +29,8 @@ from rayfed.testing import without_times
 from rayfed.tuning.base import load
 from tests.conftest import STEADY, quickly
 from tests.pretended import pretended
-from tests.rayfed.executors.grouped.test_passes_device import OWN_LOOP, agree
-from tests.rayfed.executors.grouped.test_passes_group import check_agreement
+from tests.rayfed.fast.test_group import check_agreement
+from tests.rayfed.fast.test_group_device import OWN_LOOP, agree
 from tests.rayfed.test_resume import killed, tables
 from tests.rounding import equally_near, exactly_trained, near
 from tests.tiny_models import CONFIGS, DECODERS, TEXTS, save

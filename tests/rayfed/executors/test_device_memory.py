@@ -101,7 +101,7 @@ def test_a_model_that_ran_is_gone_with_its_last_use(overrides):
     try:
         executor = InlineExecutor(setup.world, setup.weights)
         list(run_rounds(setup.experiment, executor, setup.start))
-        model = weakref.ref(executor.worker._model)
+        model = weakref.ref(executor.worker.model)
         assert isinstance(model(), Backbone)
         del executor
         assert model() is None
@@ -140,7 +140,7 @@ def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(mon
         actor = ClientActor("a", setup.world, setup.weights)
         actor._device = device.name
         actor.change(setup.world, setup.weights)
-        model = actor.worker._model
+        model = actor.worker.model
         model.in_a_cycle, left = [model], weakref.ref(model)
         del model
         gc.freeze()
@@ -307,7 +307,7 @@ def test_a_lack_of_memory_that_stays_is_an_error():
         assert its.asked == 2
         its.most = float("inf")
         executor.map([call_of(setup)])
-    assert checksum(executor.worker._model)
+    assert checksum(executor.worker.model)
 
 
 @pytest.mark.parametrize("units", [[[1], [2], [3]], [[1, 2], [3]]])
@@ -413,7 +413,7 @@ def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     for change in (partial(actor.choose, 0), partial(actor.choose, 1), partial(actor.choose, 0)):
         change()
         found.append(sum(model() is not None for model in models))
-        assert actor.worker._world.seed == (len(found) == 2)
+        assert actor.worker.world.seed == (len(found) == 2)
     actor.become(stages)
     found.append(sum(model() is not None for model in models))
     assert found == held

@@ -30,7 +30,7 @@ def failing(monkeypatch, error, when, *overrides, share=1.0):
     common = ("rounds=1", "data.domains=[plain]", "data.limit=40", "train.batch_size=32", "train.group=1")
     setup = small_setup(*common, *overrides)
     executor = InlineExecutor(setup.world, setup.weights)
-    executor.worker._share = share
+    executor.worker.share = share
     with monkeypatch.context() as patch, pytest.raises(ClientError) as caught:
         patch.setattr(Backbone, "forward", raising)
         list(run_rounds(setup.experiment, executor, setup.start))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rayfed import Local, Method, Server
-from rayfed.federation.client import make_optimizer
+from rayfed.fast.optimizers import joint_optimizer
+from rayfed.federation.passes import PLAIN
 from rayfed.federation.train_config import TrainConfig
 
 
@@ -58,14 +59,18 @@ def test_the_mean_is_over_all_calls_and_keeps_no_graph():
     assert not any(isinstance(v, torch.Tensor) and v.requires_grad for v in client.measured["loss"])
 
 
+@pytest.mark.parametrize("make", [PLAIN.optimizer, joint_optimizer])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizers_take_the_steps_of_torchs_own(name):
+def test_optimizers_take_the_steps_of_torchs_own(name, make):
     config = TrainConfig(optimizer=name, lr=0.1, momentum=0.9, weight_decay=0.01)
     start = [torch.randn(4, 3), torch.randn(5)]
     mine, theirs = ([torch.nn.Parameter(v.clone()) for v in start] for _ in range(2))
     kind = getattr(torch.optim, {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[name])
     own = {"momentum": 0.9} if name == "sgd" else {"betas": config.betas, "eps": config.eps}
-    pair = make_optimizer(config, mine), kind(theirs, lr=0.1, weight_decay=0.01, foreach=True, **own)
+    pair = (
+        make(config, mine),
+        kind(theirs, lr=0.1, weight_decay=0.01, foreach=None if make == PLAIN.optimizer else True, **own),
+    )
     assert isinstance(pair[0], kind)
     for _ in range(3):
         for optimizer, values in zip(pair, (mine, theirs), strict=True):
@@ -74,6 +79,6 @@ def test_optimizers_take_the_steps_of_torchs_own(name):
             optimizer.step()
     assert all(map(torch.equal, mine, theirs))
     assert not mine[0].grad_fn
-    again = make_optimizer(config, mine)
+    again = make(config, mine)
     again.load_state_dict(pair[0].state_dict())
     assert str(again.state_dict()) == str(pair[1].state_dict())

@@ -1,17 +1,14 @@
 """The state of optimizers goes from visit to visit, tensor by tensor, for every method."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
-from rayfed.federation import client
-from rayfed.federation.client import OPTIMIZERS, make_optimizer, resume, states_of
+from rayfed.federation.client import OPTIMIZERS, resume, states_of
+from rayfed.federation.passes import PLAIN
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import repeats_itself_after_an_interruption, small_setup
 
@@ -30,49 +27,15 @@ def named():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("keeps", [False, True])
-def test_an_optimizer_of_cuda_is_one_kernel_unless_it_keeps_counts_of_steps(kind, keeps):
-    config = TrainConfig(optimizer=kind, lr=0.1, keep_optimizer=keeps)
-    with FakeTensorMode():
-        there = make_optimizer(config, [nn.Parameter(torch.ones(3, device="cuda"))])
-    assert bool(there.defaults["fused"]) == (kind == "sgd" or not keeps)
-    assert not make_optimizer(config, named().values()).defaults["fused"]
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw"])
-def test_the_state_of_fused_adam_begins_as_one_tensor_of_zeros_with_the_bits_of_torch(kind, monkeypatch):
-    monkeypatch.setattr(client, "_is_fused", lambda config, params: True)
-    config = TrainConfig(optimizer=kind, lr=0.01, weight_decay=0.1)
-    made = {"torch": client.KINDS[kind], "ours": partial(make_optimizer, config)}
-    found, states = {}, {}
-    for who, make in made.items():
-        params = {n: nn.Parameter(torch.linspace(1, 2, 65 * n).view(n, 65)) for n in (1, 2, 3)}
-        own = {"lr": 0.01, "weight_decay": 0.1, "betas": config.betas, "eps": config.eps, "fused": True}
-        optimizer = make(params.values(), **own) if who == "torch" else make(params.values())
-        for step in range(3):
-            for n, p in params.items():  # the last one has no gradient in the first step
-                p.grad = None if n == 3 and not step else p.detach().square() - 1.5
-            optimizer.step()
-        found[who] = [p.detach() for p in params.values()]
-        states[who] = [optimizer.state[p] for p in params.values()]
-    assert all(map(torch.equal, found["ours"], found["torch"]))
-    for ours, theirs in zip(states["ours"], states["torch"], strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    places = {state[key].untyped_storage().data_ptr() for state in states["ours"] for key in state}
-    assert len(places) == 2  # one for each step in which tensors begin
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_two_visits_of_two_steps_are_one_of_four(kind):
     config = TrainConfig(optimizer=kind, lr=0.1)
     whole, parts = named(), named()
-    optimizer = make_optimizer(config, whole.values())
-    first = make_optimizer(config, parts.values())
+    optimizer = PLAIN.optimizer(config, whole.values())
+    first = PLAIN.optimizer(config, parts.values())
     steps(optimizer, whole, 2)
     steps(first, parts, 2)
     kept = states_of(first, parts)
-    second = make_optimizer(config, parts.values())
+    second = PLAIN.optimizer(config, parts.values())
     resume(second, parts, kept)
     before = {name: {key: value.clone() for key, value in state.items()} for name, state in kept.items()}
     steps(optimizer, whole, 2)
@@ -82,26 +45,12 @@ def test_two_visits_of_two_steps_are_one_of_four(kind):
         assert all(torch.equal(value, kept[name][key]) for key, value in state.items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_small_tensors_are_stepped_in_one_call_with_the_same_bits(kind, monkeypatch):
-    config = TrainConfig(optimizer=kind, lr=0.3, momentum=0.9, weight_decay=0.1)
-    ends = []
-    for few in (4, 5):  # 5 numbers are trained
-        monkeypatch.setattr("rayfed.federation.client.FEW_NUMBERS", few)
-        params = named()
-        optimizer = make_optimizer(config, params.values())
-        assert optimizer.defaults["foreach"] is (True if few == 5 else None)
-        steps(optimizer, params, 4)
-        ends.append(torch.cat([p.detach() for p in params.values()]))
-    assert torch.equal(*ends)
-
-
 def test_a_tensor_that_is_not_held_begins_without_state_and_another_rate_is_kept():
     params = named()
-    first = make_optimizer(TrainConfig(lr=0.1), params.values())
+    first = PLAIN.optimizer(TrainConfig(lr=0.1), params.values())
     steps(first, params, 1)
     only = {"b": params["b"], "c": nn.Parameter(torch.ones(2))}
-    second = make_optimizer(TrainConfig(lr=0.3), only.values())
+    second = PLAIN.optimizer(TrainConfig(lr=0.3), only.values())
     resume(second, only, states_of(first, params))
     assert second.param_groups[0]["lr"] == 0.3
     assert set(states_of(second, only)) == {"b"}

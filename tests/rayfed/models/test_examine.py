@@ -354,11 +354,11 @@ def test_after_each_call_everything_but_what_travels_is_as_before(net):
     setup = prepare(rayfed.Experiment(method="fedavg", model=net, data=clients(), **own).config())
     executor, experiment = InlineExecutor(setup.world, setup.weights), setup.experiment
     before, state = executor.worker.checksum(), experiment.server.start(setup.start)
-    attributes = [dict(vars(module)) for module in executor.worker._model.net.modules()]
+    attributes = [dict(vars(module)) for module in executor.worker.model.net.modules()]
     for round in range(2):
         state = experiment.server.round(state, make_cohort(experiment, executor, round), experiment.local)
         assert executor.worker.checksum() == before
-    for held, module in zip(attributes, executor.worker._model.net.modules(), strict=True):
+    for held, module in zip(attributes, executor.worker.model.net.modules(), strict=True):
         assert all(vars(module)[name] is value for name, value in held.items() if name != "training")
 
 

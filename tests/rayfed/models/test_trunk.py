@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.memory import allowed_graphs
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast.graphs import allowed_graphs
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts
 from rayfed.federation.server import Server
@@ -162,7 +162,7 @@ def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     setup = small_setup("algorithm=fedavg", "train.compile=true")
     worker = InlineExecutor(setup.world, setup.weights).worker
-    assert compiled == [worker._model.net]
+    assert compiled == [worker.model.net]
     assert worker.start_params().keys() == setup.start.keys()
 
 

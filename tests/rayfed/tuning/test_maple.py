@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
+from rayfed.fast.stacked import why_not_joint
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
-from rayfed.models.stacked import why_not_joint
 from rayfed.tuning.base import apply_tuning, trainable
 from rayfed.tuning.maple import Maple
 from rayfed.tuning.text_prompt import TextPrompt

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rayfed.errors import DeviceError, ResourceError
-from rayfed.executors.grouped.passes import Rows
+from rayfed.fast.graphs import graphs_in
+from rayfed.fast.group import Rows
 from rayfed.federation.params import digest
 from rayfed.models.backbone import Backbone
 from tests.conftest import STEADY
@@ -15,7 +16,7 @@ from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
 from tests.pretended_graphs import recording
 from tests.pretended_memory import memory
-from tests.rayfed.executors.grouped.test_passes_group import (
+from tests.rayfed.fast.test_group import (
     UNEVEN,
     Answers,
     ExactAnswers,
@@ -54,7 +55,7 @@ def judge(setup, device):
         executor = ExactAnswers(setup, device=device)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(before)
-    executor.worker._model.mixed = False
+    executor.worker.model.mixed = False
     return executor
 
 
@@ -172,7 +173,7 @@ def test_graphs_that_do_not_fit_are_given_up_by_default(group):
         executor = Answers(setup, device=device.name)
         _, found = played(setup, group, rounds=2, executor=executor)
     assert [recorder.records for recorder in recorders] == [0]
-    assert executor.worker.graphs is None
+    assert graphs_in(executor.worker.model) is None
     assert digest(known) == digest(found)
 
 

@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
-from rayfed.data.examples import JointBatches
 from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
@@ -40,13 +39,14 @@ from rayfed.devices import (
     set_random_state,
 )
 from rayfed.errors import one_line
-from rayfed.executors.grouped.member import TEXTS, AllSteps, Batches, MemberModel, NotShareableError, Pass
-from rayfed.executors.grouped.steps import JointSteps, Step
-from rayfed.executors.grouped.training import train_all
-from rayfed.federation.local import logits
+from rayfed.fast.joint_batches import JointBatches
+from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
+from rayfed.fast.stacked import Stacked, dropouts, stackable
+from rayfed.fast.steps import JointSteps, Step
+from rayfed.fast.training import train_all
+from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
-from rayfed.models.stacked import Stacked, dropouts, stackable
 from rayfed.types import Batch, Params
 
 R = TypeVar("R")
@@ -481,6 +481,7 @@ class Group:
 
     Attributes:
         models: The model of each client, to be used in its code only.
+        passes: How each client computes.
         streams: The random streams of each client.
     """
 
@@ -510,9 +511,10 @@ class Group:
         views = {name: stack for name, stack in self._stacks.items() if name in self._places}
         self._steps = JointSteps(views, each)
         unit = None if device == HOST else torch.ones((), device=device)
+        self.passes = [MemberPasses(partial(self._ask, k), unit) for k in range(len(values))]
         self.models = [
-            MemberModel(model, own, blocks, partial(self._ask, k), unit)
-            for k, (own, blocks) in enumerate(zip(each, active, strict=True))
+            MemberModel(model, own, blocks, passes.ask)
+            for own, blocks, passes in zip(each, active, self.passes, strict=True)
         ]
 
     def _split_stacks(self, entries: Mapping[str, NamedTensor], clients: int) -> list[Params]:
@@ -550,6 +552,7 @@ class Group:
         finally:
             for turn in self._turns:
                 turn.cancel()
+            self.passes.clear()
             self.models.clear()  # they refer to this group, which would be freed late otherwise
             self._model.active = None if self._model.num_blocks else ()
             self._model.untuned = False

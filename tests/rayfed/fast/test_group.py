@@ -9,8 +9,8 @@ import torch
 
 from rayfed.engine.loop import make_cohort, run_rounds
 from rayfed.errors import ClientError
-from rayfed.executors.grouped.passes import _warn
 from rayfed.executors.inline import InlineExecutor
+from rayfed.fast.group import _warn
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING
 from rayfed.federation.executor import Policy, units
@@ -268,10 +268,10 @@ def test_a_group_is_freed_without_a_garbage_collection():
 def test_the_model_is_as_before_after_a_group():
     setup = prepared("algorithm=fedavg")
     executor, _ = played(setup, 3)
-    before = {n: type(p) for n, p in executor.worker._model.named_parameters()}
+    before = {n: type(p) for n, p in executor.worker.model.named_parameters()}
     assert set(before.values()) == {torch.nn.Parameter}
     assert executor.worker.checksum() == InlineExecutor(setup.world, setup.weights).worker.checksum()
-    assert all("forward" not in vars(m) for m in executor.worker._model.modules())
+    assert all("forward" not in vars(m) for m in executor.worker.model.modules())
 
 
 def test_a_group_leaves_the_global_random_states_alone():

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rayfed.errors import ConfigError
-from rayfed.executors.grouped.size import group_size
+from rayfed.fast.size import group_size
+from rayfed.fast.stacked import why_not_joint
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.stacked import why_not_joint
 from rayfed.testing import small_setup
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
@@ -54,7 +54,7 @@ def test_the_operations_of_the_network_are_those_of_the_experiment(monkeypatch):
     setup = small_setup(*options)
     assert setup.group.clients > 1
     row = setup.experiment.cost.load(None).row
-    monkeypatch.setattr("rayfed.executors.grouped.size.OPERATIONS", 3 * row)
+    monkeypatch.setattr("rayfed.fast.size.OPERATIONS", 3 * row)
     assert small_setup(*options).group.clients == 1
 
 

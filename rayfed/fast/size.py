@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rayfed.errors import ConfigError
+from rayfed.executors.worker_passes import GroupSize
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 
@@ -25,29 +23,6 @@ layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pix
 
 PARTS = 4
 """With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
-
-
-@dataclass(frozen=True)
-class GroupSize:
-    """Number of clients that share their passes, and the reason.
-
-    Attributes:
-        clients: Number of clients; 1: every client is played alone.
-        why: Why it is 1, although the config does not say so; empty: no reason is needed.
-        chosen: Whether `auto` chose it, because groups would not pay.
-    """
-
-    clients: int
-    why: str = ""
-    chosen: bool = False
-
-    @property
-    def sentence(self) -> str:
-        """A sentence for the header of a run; empty if `auto` or the config chose single clients."""
-        if self.clients > 1:
-            return f"{self.clients} clients share each forward and backward pass (train.group)"
-        explains = self.why and not self.chosen
-        return f"clients are trained one by one, because {self.why}" if explains else ""
 
 
 def group_size(
@@ -79,25 +54,6 @@ def group_size(
     if most < 2:
         return GroupSize(1, f"batches of {train.batch_size} are work enough for this network", chosen=True)
     return GroupSize(min(MOST, most, max(1, -(-cohort // PARTS))))
-
-
-def check_group(train: TrainConfig, client_timeout: float | None) -> None:
-    """Check before a run that nothing in the config excludes the groups that it asks for.
-
-    Args:
-        train: Config of local optimization.
-        client_timeout: Longest time of one client in seconds (`failures.client_timeout`); None: no limit.
-
-    Raises:
-        ConfigError: Something excludes them; says what to choose instead.
-    """
-    if train.group in ("auto", 1):
-        return
-    if client_timeout is not None:
-        raise ConfigError(
-            f"train.group: {train.group} cannot be used with failures.client_timeout, which limits "
-            f"the time of one client; set train.group=1, or leave the time limit out"
-        )
 
 
 def why_alone(local: Local) -> str:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from rayfed.data.examples import ClientData, OnDevice
-from rayfed.executors.grouped.member import MemberModel
-from rayfed.executors.grouped.passes import _collected
+from rayfed.fast.group import _collected
+from rayfed.fast.member import MemberModel, MemberPasses
 from rayfed.objective import Objective, OwnObjective, Task
 from rayfed.testing import small_setup
 from rayfed.tuning.base import copies, sent_tensors, trainable
@@ -65,12 +65,11 @@ def test_only_batches_in_random_order_on_a_device_are_joined():
 
     pixels, labels = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3), np.array([1, 4])
     splits = {"a": {"train": np.array([1, 0]), "val": np.array([0])}}
-    model, _ = member()
     with pretended() as device:
         examples = OnDevice(pixels, labels, splits, torch.device(device.name))
         alone = ClientData("a", examples, splits["a"], torch.Tensor.float)
         unit = torch.ones((), device=device.name)
-        data = MemberModel(model, {}, (), ask, unit).join_batches(alone)
+        data = MemberPasses(ask, unit).join_batches(alone)
         flipped = replace(data, relabel=lambda y: 9 - y)
         order = torch.tensor([1, 0])
         for joint, count in ((data.batches("train", order, 1), 1), (data.batches("val", None, 1), 1)):
@@ -83,7 +82,7 @@ def test_only_batches_in_random_order_on_a_device_are_joined():
         assert [y.tolist() for _, y in flipped.batches("val", torch.tensor([0]), 1)] == [[1]]
         assert [len(y) for _, y in data.batches("train", order[:0], 1)] == [0]  # as alone
         assert len(asked) == 3
-    assert MemberModel(model, {}, (), ask).join_batches(alone) is alone  # on the CPU
+    assert MemberPasses(ask).join_batches(alone) is alone  # on the CPU
 
 
 def test_only_losses_that_are_means_over_examples_are_joined():
@@ -93,13 +92,15 @@ def test_only_losses_that_are_means_over_examples_are_joined():
 
     def ask(request):
         asked.append(request)
-        return torch.ones(1)
+        return torch.zeros(2, 3) if request.targets is None else torch.ones(1)
 
     own = OwnObjective(Task(loss=lambda output, y: output.mean(), metrics={"a": len}))
-    client = MemberModel(model, {}, (0,), ask, torch.ones(()))
-    assert client.joint_loss(Objective(), x, y) == 1
+    client = MemberModel(model, {}, (0,), ask)
+    joint = MemberPasses(ask, torch.ones(()))
+    assert joint.loss(client, Objective(), (x, y)) == 1
     assert asked[0].targets is y
-    assert client.joint_loss(own, x, y) is None
-    assert client.joint_loss(Objective(), x.clone().requires_grad_(), y) is None
-    assert MemberModel(model, {}, (0,), ask).joint_loss(Objective(), x, y) is None
+    others = ((joint, own, x), (joint, Objective(), x.clone().requires_grad_()))
+    for passes, objective, rows in (*others, (MemberPasses(ask), Objective(), x)):
+        assert passes.loss(client, objective, (rows, y)) != 1
+        assert asked.pop().targets is None
     assert len(asked) == 1

@@ -8,7 +8,8 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed.models.attention import JointNormBlock, use_direct_attention, use_joint_norms
+from rayfed.fast.joint_norms import JointNormBlock, use_joint_norms
+from rayfed.models.attention import use_direct_attention
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
 

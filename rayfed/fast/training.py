@@ -20,12 +20,12 @@ from torch import Tensor
 
 from rayfed.data.examples import network_input
 from rayfed.devices import CountedDraws, counting, move
-from rayfed.executors.grouped.member import AllSteps
-from rayfed.executors.grouped.steps import JointSteps, StepsOfAll
-from rayfed.federation.local import logits
+from rayfed.fast.member import AllSteps
+from rayfed.fast.stacked import Stacked
+from rayfed.fast.steps import JointSteps, StepsOfAll
+from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
-from rayfed.models.stacked import Stacked
 from rayfed.types import beyond_rank, rank_axes
 
 

@@ -22,7 +22,7 @@ assert not [row for row in rows if "bad" in row], rows
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rayfed.models import triton_kernels
+from rayfed.fast import triton_kernels
 
 POINTERS = {
     "_dropout": {"x": "*bf16", "y": "*bf16", "seeds": "*i64", "counts": "*i64"},

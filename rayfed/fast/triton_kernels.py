@@ -1,4 +1,4 @@
-"""The operations of `rayfed.models.kernels` as kernels of CUDA, each one launch, in Triton.
+"""The operations of `rayfed.fast.kernels` as kernels of CUDA, each one launch, in Triton.
 
 The plain forms there say what each one computes. Masks and what is dropped have the same bits as the plain
 forms; the sums of a norm are added in another order.

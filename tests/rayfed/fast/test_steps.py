@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rayfed.executors.grouped import steps
-from rayfed.executors.grouped.steps import JointSteps, Step, ask_for_steps, join_tensors
-from rayfed.federation.client import make_optimizer, resume, states_of
+from rayfed.fast import steps
+from rayfed.fast.optimizers import joint_optimizer
+from rayfed.fast.steps import JointSteps, Step, ask_for_steps, join_tensors
+from rayfed.federation.client import resume, states_of
 from rayfed.federation.train_config import TrainConfig
 from tests.rounding import near
 
@@ -30,7 +31,7 @@ class Clients:
         rng = torch.Generator().manual_seed(0)
         self.stacks = {n: torch.randn(CLIENTS, *shape, generator=rng) for n, shape in SHAPES.items()}
         self.values = [{n: nn.Parameter(s[k]) for n, s in self.stacks.items()} for k in range(CLIENTS)]
-        self.optimizers = [make_optimizer(train, own.values()) for own in self.values]
+        self.optimizers = [joint_optimizer(train, own.values()) for own in self.values]
         self.joint = JointSteps(self.stacks, self.values) if together else None
         self.rng = torch.Generator().manual_seed(1)
 
@@ -133,7 +134,7 @@ def test_kept_states_are_continued_together(counted):
     for clients in (alone, together):
         clients.step()
         kept = [states_of(o, own) for o, own in zip(clients.optimizers, clients.values, strict=True)]
-        clients.optimizers = [make_optimizer(train, own.values()) for own in clients.values]
+        clients.optimizers = [joint_optimizer(train, own.values()) for own in clients.values]
         for optimizer, own, states in zip(clients.optimizers, clients.values, kept, strict=True):
             resume(optimizer, own, states)
         clients.step()

@@ -6,8 +6,9 @@ from torch import nn
 
 from rayfed.devices import CountedDraws, RepeatedDraws, count_for, counted, counting, same_draws
 from rayfed.executors.worker import adjust_trunk
+from rayfed.fast.dropout import CountedDropout, use_counted_dropout
+from rayfed.fast.fast_passes import FastPasses
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.dropout import CountedDropout, use_counted_dropout
 from rayfed.testing import small_setup
 from tests.pretended import TYPE, pretended
 
@@ -106,7 +107,9 @@ def gradients(checkpointing, passes):
     client = CountedDraws(3)
     with pretended() as device:
         model = model.to(device.name)
-        adjust_trunk(model, TrainConfig(checkpointing=checkpointing), TYPE)
+        train = TrainConfig(checkpointing=checkpointing, graphs=False)
+        adjust_trunk(model, train, TYPE)
+        FastPasses().prepare(model, train, TYPE)
         model.train()
         x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device.name)
         with counting([client]):

@@ -16,7 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,15 @@ from rayfed.devices import (
     random_state,
     same_draws,
 )
+from rayfed.errors import ConfigError
+from rayfed.fast.dropout import CountedDropout
+from rayfed.fast.stacked import Stacked
+from rayfed.federation.method_registry import Parts
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone, compute_part
 from rayfed.models.blocks import BlockStack
-from rayfed.models.dropout import CountedDropout
 from rayfed.models.lora_layer import is_twice_differentiable
 from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor, bound
-from rayfed.models.stacked import Stacked
 
 T = TypeVar("T")
 
@@ -218,7 +221,7 @@ class Graphs:
         inside = {id(module) for module in self._modules}
         entries = [entry for entry in model.tensors().values() if id(entry.module) in inside]
         self._slots = [entry for entry in entries if entry.is_trained]
-        self._may = not why_no_graphs(model)
+        self._may = not why_no_graphs(model) and model.gc_net is None
         mine = {(id(slot.module), slot.leaf) for slot in self._slots}
         self._frozen = [
             (held, leaf)
@@ -239,17 +242,22 @@ class Graphs:
         self._seen: Counter[Any] = Counter()
         self._refused: set[Any] = set()
 
-    def __call__(self, net: Callable[[Tensor], Tensor], x: Tensor, mixed: bool) -> Tensor | None:
-        """The output of a pass; None: it has to be computed without a graph.
+    def __call__(self, net: Callable[[Tensor], Tensor], x: Tensor, mixed: bool) -> Tensor:
+        """The output of a pass, as of `rayfed.models.backbone.compute_part`.
 
         Args:
             net: The network, or a way to run it.
             x: Its input.
-            mixed: As of `rayfed.models.backbone.compute_part`.
+            mixed: As of `compute_part`.
 
         Raises:
             OutOfMemoryError: The device has too little memory for the graph.
         """
+        found = self._from_graph(net, x, mixed)
+        return compute_part(net, x, mixed) if found is None else found
+
+    def _from_graph(self, net: Callable[[Tensor], Tensor], x: Tensor, mixed: bool) -> Tensor | None:
+        """The output of a pass; None: it has to be computed without a graph."""
         if not self._may or self._waits or is_twice_differentiable():
             return None
         if torch._C._are_functorch_transforms_active() or (self._stack and self._stack.is_watched):
@@ -280,8 +288,9 @@ class Graphs:
         own.ended = not output.requires_grad
         return output
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: Any) -> Any:
         """A copy of the model has no graphs, which have its tensors at fixed places."""
+        return compute_part
 
     @property
     def _waits(self) -> bool:
@@ -418,3 +427,48 @@ def graphs_of(model: Backbone) -> Graphs | None:
     device = next(model.parameters()).device
     recorder = RECORDERS.get(device.type)
     return None if recorder is None else Graphs(model, recorder(device))
+
+
+def use_graphs(model: Backbone) -> None:
+    """Let the network of a model be computed from graphs where its device has them."""
+    model.compute = graphs_of(model) or compute_part
+
+
+def drop_graphs(model: Backbone) -> None:
+    """Compute the network of a model without graphs from now on, which gives their memory back."""
+    model.compute = compute_part
+
+
+def graphs_in(model: Backbone) -> Graphs | None:
+    """The graphs that a model uses; None: it uses none."""
+    return model.compute if isinstance(model.compute, Graphs) else None
+
+
+def allowed_graphs(train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
+    """The value of `train.graphs`, false in place of `auto` where passes cannot be recorded.
+
+    Raises:
+        ConfigError: They cannot, and the value is true.
+    """
+    if not train.graphs:
+        return False
+    ways = [f"train.{key} runs the network in another way" for key in OTHER_WAYS if getattr(train, key)]
+    curved = ["its steps need second derivatives"] if parts.local.needs_curvature else []
+    if parts.local.changes_passes:
+        ways.append("the method changes what the network computes between passes")
+    reason = next(iter((*ways, *curved)), why_no_graphs(model))
+    if train.graphs == "auto":
+        others = not all(map(_ships_with_rayfed, (parts.local, parts.tuning)))
+        return False if reason or others or train.base_bits is not None else "auto"
+    if reason:
+        raise ConfigError(f"train.graphs: true cannot be used here, because {reason}; leave it out")
+    return True
+
+
+def _ships_with_rayfed(part: object) -> bool:
+    """Whether a part of a method is not code of the user, which may do more than start operations."""
+    return type(part).__module__.partition(".")[0] in ("algorithms", "rayfed")
+
+
+OTHER_WAYS = ("checkpointing", "compile")
+"""Keys of `train` with which the network is not run as one sequence of operations."""

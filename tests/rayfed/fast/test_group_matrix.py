@@ -8,8 +8,7 @@ from rayfed.config.schema import load_config
 from tests.conftest import STEADY
 from tests.pretended import pretended
 from tests.pretended_autocast import mixed_precision
-from tests.rayfed.executors.grouped.test_passes_device import judge
-from tests.rayfed.executors.grouped.test_passes_group import (
+from tests.rayfed.fast.test_group import (
     TUNINGS,
     Answers,
     ExactAnswers,
@@ -17,6 +16,7 @@ from tests.rayfed.executors.grouped.test_passes_group import (
     played,
     prepared,
 )
+from tests.rayfed.fast.test_group_device import judge
 from tests.rounding import equally_near, exact_numbers, exact_setup
 
 # With train.eps above the rounding of gradients in bfloat16: docs/performance.md says why.
@@ -57,7 +57,7 @@ def agree(overrides, on_device, groups, clients, precision="bf16"):
         grouped = [played(setup, group, executor=Answers(setup, device=device))[0] for group in groups]
         with exact_numbers():
             one = judge(exact_setup(setup), device) if on_device else ExactAnswers(exact_setup(setup))
-            one.worker._model.mixed = False
+            one.worker.model.mixed = False
             exact, _ = played(exact_setup(setup), 1, executor=one)
     assert [each.together for each in grouped] == [clients] * len(groups)
     if precision == "bf16" and overrides[1] in FAR:

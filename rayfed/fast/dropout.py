@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.devices import counted, counted_seeds, counts_before
-from rayfed.models import kernels  # noqa: F401  # registers torch.ops.rayfed
+from rayfed.fast import kernels  # noqa: F401  # registers torch.ops.rayfed
 from rayfed.models.backbone import Backbone
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayfed.models import kernels
+from rayfed.fast import kernels
 
 SEEDS = torch.tensor([2**62 + 12345, 77, 2**40 + 3])
 SHAPE = torch.Size((6, 5, 19))

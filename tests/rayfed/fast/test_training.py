@@ -6,18 +6,20 @@ import pytest
 import torch
 
 from rayfed.engine.loop import run_rounds
-from rayfed.executors.grouped import passes
-from rayfed.executors.grouped.steps import StepsOfAll
-from rayfed.executors.grouped.training import Filling
-from rayfed.federation.client import make_optimizer, states_of
+from rayfed.fast import group
+from rayfed.fast.graphs import graphs_in
+from rayfed.fast.optimizers import joint_optimizer
+from rayfed.fast.steps import StepsOfAll
+from rayfed.fast.training import Filling
+from rayfed.federation.client import states_of
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from tests.conftest import STEADY
 from tests.pretended import pretended
 from tests.pretended_graphs import recording
-from tests.rayfed.executors.grouped.test_passes_device import agree
-from tests.rayfed.executors.grouped.test_passes_group import Answers, played, prepared
-from tests.rayfed.executors.grouped.test_steps import SETTINGS, SHAPES, Clients
+from tests.rayfed.fast.test_group import Answers, played, prepared
+from tests.rayfed.fast.test_group_device import agree
+from tests.rayfed.fast.test_steps import SETTINGS, SHAPES, Clients
 from tests.rounding import near
 
 UNEQUAL = (
@@ -34,7 +36,7 @@ def loops(monkeypatch):
     Gradients are laid out as fused optimizers of CUDA want them, which the pretended accelerator lacks.
     """
     seen = []
-    train_all = passes.train_all
+    train_all = group.train_all
     take = StepsOfAll.take
 
     def checked(self, clients, grads):
@@ -48,7 +50,7 @@ def loops(monkeypatch):
         seen.append((done, [len(request.batches) for request in args[-1]]))
         return done
 
-    monkeypatch.setattr(passes, "train_all", noted)
+    monkeypatch.setattr(group, "train_all", noted)
     return seen
 
 
@@ -137,7 +139,7 @@ def test_with_graphs_the_tensors_are_those_without(loops):
             executor = Answers(replace(setup, world=world), device=device.name)
             *_, last = run_rounds(experiment, executor, setup.start)
             digests.append(digest(last.state.params))
-            made = executor.worker.graphs
+            made = graphs_in(executor.worker.model)
     assert digests[0] == digests[1]
     assert made.used > 10
     assert all(done for done, _ in loops)
@@ -191,7 +193,7 @@ def test_optimizers_that_differ_or_train_something_else_take_no_steps_together()
     train = TrainConfig(lr=0.1, optimizer="adam")
     clients = Clients(train, True)
     assert clients.joint.of_all(clients.optimizers, ["weight"], keeps=False) is None
-    others = [*clients.optimizers[:-1], make_optimizer(train, clients.values[-1].values(), lr=0.2)]
+    others = [*clients.optimizers[:-1], joint_optimizer(train, clients.values[-1].values(), lr=0.2)]
     assert clients.joint.of_all(others, list(SHAPES), keeps=False) is None
     assert not any(states_of(o, v) for o, v in zip(others, clients.values, strict=True))
 
@@ -200,7 +202,7 @@ def test_a_loop_that_fails_is_a_warning_and_its_clients_train_one_by_one(monkeyp
     def fails(*_):
         raise RuntimeError("fused kernels need the same layout")
 
-    passes._warn.cache_clear()
+    group._warn.cache_clear()
     monkeypatch.setattr(StepsOfAll, "take", fails)
     setup = prepared("algorithm=fedavg", "data.limit=24")
     with pretended() as device:

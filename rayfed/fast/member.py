@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from rayfed.data.examples import ClientData, OnDevice, Streamed
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
-from rayfed.executors.grouped.steps import ask_for_steps
+from rayfed.fast.optimizers import joint_optimizer
+from rayfed.fast.steps import ask_for_steps
+from rayfed.federation.client import Client
+from rayfed.federation.local import Local
+from rayfed.federation.passes import Passes
+from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor
 from rayfed.objective import Objective
@@ -150,7 +155,6 @@ class MemberModel:
         active: Blocks that the client holds.
         untuned: As of `Backbone`.
         training: Whether the client has put its model into train mode.
-        unit: A 1 on the device, with which backward passes begin; None: the model is on the CPU.
     """
 
     def __init__(
@@ -159,7 +163,6 @@ class MemberModel:
         own: Params,
         active: tuple[int, ...],
         ask: Callable[[Any], Any],
-        unit: Tensor | None = None,
     ) -> None:
         """Make the model of one client.
 
@@ -167,9 +170,7 @@ class MemberModel:
             model: The model that all clients of the group share.
             own: The client's values of the trained tensors, by global name.
             active: Blocks that the client holds.
-            ask: Waits for the answer to a request (`rayfed.executors.grouped.passes`).
-            unit: As of the attribute. On a device clients also join their batches, losses and steps; on the
-                CPU, where starting an operation takes little time, every client computes its own.
+            ask: Waits for the answer to a request (`rayfed.fast.group`).
         """
         self.own = own
         self.active = active
@@ -177,12 +178,11 @@ class MemberModel:
         self.training = True
         self._model = model
         self._ask = ask
-        self.unit = unit
         self._known: deque[tuple[Tensor, tuple[int, ...], Tensor]] = deque(maxlen=2)
         self._places: dict[str, NamedTensor] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("own", "active", "untuned", "training", "unit") and not name.startswith("_"):
+        if name not in ("own", "active", "untuned", "training") and not name.startswith("_"):
             raise NotShareableError(f"the client sets the attribute {name!r} of its model")
         super().__setattr__(name, value)
 
@@ -201,7 +201,7 @@ class MemberModel:
         """As `Backbone.forward`."""
         if self.text_is_live and not headless:
             return self.classify(self.features(x))
-        return self._pass("forward", x, headless=headless)
+        return self.ask_for("forward", x, headless=headless)
 
     def features(self, x: Tensor) -> Tensor:
         """As `Backbone.features`."""
@@ -209,13 +209,13 @@ class MemberModel:
 
     def encode(self, x: Tensor, customize: bool = True) -> tuple[Tensor, Tensor]:
         """As `Backbone.encode`."""
-        features, h = self._pass("encode", x, customize=customize)
+        features, h = self.ask_for("encode", x, customize=customize)
         return features, h
 
     def classify(self, features: Tensor) -> Tensor:
         """As `Backbone.classify`; class features that train are computed for this client only."""
         if self.untuned or not self.text_is_live:
-            logits: Tensor = self._pass("classify", features)
+            logits: Tensor = self.ask_for("classify", features)
             return logits
         scores: Tensor = self.head(features, self.class_features(features))
         return scores
@@ -234,7 +234,7 @@ class MemberModel:
             raise NotShareableError(f"a pass with other values of {unknown or 'the text side'}")
         if torch.is_grad_enabled() and any(value.requires_grad for value in params.values()):
             raise NotShareableError("a pass with gradients of the values that are given for it")
-        return self._pass("forward", x, dict(params), headless=headless)
+        return self.ask_for("forward", x, dict(params), headless=headless)
 
     def frozen_features(self, x: Tensor) -> Tensor:
         """As `Backbone.frozen_features`; for this client alone, because a later group may use them too."""
@@ -276,69 +276,12 @@ class MemberModel:
         """Evaluation mode, for this client only."""
         return self.train(False)
 
-    def join_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the steps of an optimizer be taken with those of the other clients, on a device."""
-        if self.unit is not None:
-            ask_for_steps(optimizer, self._ask)
-
-    def join_batches(self, data: ClientData) -> ClientData:
-        """The data of the client, whose batches are collected with those of the others, on a device."""
-        if self.unit is None or not isinstance(data.examples, OnDevice):
-            return data
-        held = (data.client, data.examples, data.splits, data.normalize, data.relabel)
-        return MemberData(*held, ask=self._ask)
-
-    def joint_loss(self, objective: Objective, x: Tensor, y: Tensor) -> Tensor | None:
-        """Loss of a batch, computed with those of the other clients; None: this client has to compute it.
-
-        Args:
-            objective: The objective of the task.
-            x: Inputs, shape (B, ...).
-            y: Targets, shape (B, ...).
-        """
-        if self.unit is None or self.text_is_live or x.requires_grad or not objective.by_example:
-            return None
-        found: Tensor = self._pass("forward", x, targets=y, objective=objective)
-        return found.squeeze(0)
-
-    def train_together(
-        self,
-        optimizer: torch.optim.Optimizer,
-        data: ClientData,
-        orders: Sequence[Tensor],
-        objective: Objective,
-        rank: int | None,
-        keeps: bool,
-    ) -> bool:
-        """Take a step after each batch in one loop with the other clients; False: nothing was done.
-
-        Args:
-            optimizer: The optimizer, which has taken no step yet.
-            data: The data of the client.
-            orders: Positions in the training split of the examples of each batch, on the CPU.
-            objective: The objective of the task.
-            rank: As of `Client`.
-            keeps: Whether the state of the optimizer is read afterwards.
-        """
-        examples = data.examples
-        if self.unit is None or self.text_is_live or not objective.joins or data.relabel is not None:
-            return False
-        if not isinstance(examples, OnDevice | Streamed):
-            return False
-        whole = examples.positions(data.client, "train", torch.cat(list(orders)))
-        batches = whole.split([len(order) for order in orders])
-        state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
-        done: bool = self._ask(
-            AllSteps(optimizer, examples, data.normalize, batches, objective, rank, keeps, state)
-        )
-        return done
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         for value in self.own.values():
             if value.grad is not None:
                 value.grad = None if set_to_none else value.grad.zero_()
 
-    def _pass(
+    def ask_for(
         self,
         kind: str,
         x: Tensor,
@@ -346,9 +289,14 @@ class MemberModel:
         targets: Tensor | None = None,
         **options: Any,
     ) -> Any:
-        state = (self.training, torch.is_grad_enabled(), self.active, self.untuned)
+        """The answer to a request for a pass, whose parts are those of `Pass`."""
         known = self.remembered_features(x)
-        return self._ask(Pass(kind, x, options, values or {}, known, state, targets))
+        return self._ask(Pass(kind, x, options, values or {}, known, self.state, targets))
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """As of `Pass`."""
+        return (self.training, torch.is_grad_enabled(), self.active, self.untuned)
 
     def remembered_features(self, x: Tensor) -> Tensor | None:
         """As `Backbone.remembered_features`."""
@@ -362,6 +310,120 @@ class MemberModel:
         }
         trained = {id(module) for module in self._model._modes()[1]} if self.training else set()
         return _copy_with(part, places, trained)
+
+
+@dataclass(frozen=True, eq=False)
+class MemberPasses(Passes):
+    """Computes for a client of a group: on a device, together with the others.
+
+    On the CPU, where starting an operation takes little time, every client computes its own losses and steps.
+
+    Attributes:
+        ask: Waits for the answer to a request (`rayfed.fast.group`).
+        unit: A 1 on the device, with which backward passes begin; None: the model is on the CPU.
+    """
+
+    ask: Callable[[Any], Any]
+    unit: Tensor | None = None
+
+    def optimizer(
+        self, config: TrainConfig, parameters: Iterable[nn.Parameter], lr: float | None = None
+    ) -> torch.optim.Optimizer:
+        return joint_optimizer(config, parameters, lr)
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the steps of an optimizer be taken with those of the other clients."""
+        if self.unit is not None:
+            ask_for_steps(optimizer, self.ask)
+
+    def join_batches(self, data: ClientData) -> ClientData:
+        """The data of the client, whose batches are collected with those of the others."""
+        if self.unit is None or not isinstance(data.examples, OnDevice):
+            return data
+        held = (data.client, data.examples, data.splits, data.normalize, data.relabel)
+        return MemberData(*held, ask=self.ask)
+
+    def loss(self, model: Any, objective: Objective, batch: Batch) -> Tensor:
+        x, y = batch
+        alone = self.unit is None or model.text_is_live or x.requires_grad or not objective.by_example
+        if alone:
+            return super().loss(model, objective, batch)
+        found: Tensor = model.ask_for("forward", x, targets=y, objective=objective)
+        return found.squeeze(0)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add gradients, beginning with `unit` as the others do, where it is like the loss."""
+        unit = self.unit
+        is_like = unit is not None and (unit.dtype, unit.shape) == (loss.dtype, loss.shape)
+        loss.backward(unit if is_like else None)
+
+    def steps(
+        self,
+        batches: Iterable[Batch],
+        step: Callable[[Batch, torch.optim.Optimizer], None],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """Take the usual steps in one loop with the other clients where all can, else those of the client."""
+        client = _usual_client(step)
+        if client is None or not self._train_together(client, optimizer):
+            super().steps(batches, step, optimizer)
+
+    def _train_together(self, client: Client, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the training was done; otherwise nothing was changed, and this client has to do it."""
+        config = client.config
+        changed = client.augment is not None or client.transform is not None or client.keeps_features
+        cut = config.micro_batch is not None or config.clip_norm is not None
+        if self.unit is None or changed or cut or not client.num_steps() or not client.data.size("train"):
+            return False
+        before = client.rng.get_state()
+        orders = list(client.orders())
+        batches = [batch for order in orders for batch in order.split(config.batch_size)]
+        if not self._ask_for_all_steps(client, optimizer, batches):
+            client.rng.set_state(before)
+            return False
+        if not client.trained:  # later steps are for the personal model that is scored
+            client.steps += len(batches)
+            client.rows += sum(map(len, orders))
+            if client.objective.tokens:
+                client.read += [torch.tensor(client.data.tokens("train", order)) for order in orders]
+        return True
+
+    def _ask_for_all_steps(
+        self, client: Client, optimizer: torch.optim.Optimizer, orders: Sequence[Tensor]
+    ) -> bool:
+        """Take a step after each batch in one loop with the other clients; False: nothing was done.
+
+        Args:
+            client: The client.
+            optimizer: The optimizer, which has taken no step yet.
+            orders: Positions in the training split of the examples of each batch, on the CPU.
+        """
+        model: Any = client.model
+        data, objective = client.data, client.objective
+        examples = data.examples
+        if model.text_is_live or not objective.joins or data.relabel is not None:
+            return False
+        if not isinstance(examples, OnDevice | Streamed):
+            return False
+        whole = examples.positions(data.client, "train", torch.cat(list(orders)))
+        batches = whole.split([len(order) for order in orders])
+        keeps = client.config.keep_optimizer and not client.trained
+        request = AllSteps(
+            optimizer, examples, data.normalize, batches, objective, client.rank, keeps, model.state
+        )
+        done: bool = self.ask(request)
+        return done
+
+
+def _usual_client(step: Callable[..., None]) -> Client | None:
+    """The client of a step that is the usual one, of `Local` and with its loss; None: it is another one."""
+    method = getattr(step, "func", None)
+    local: Any = getattr(method, "__self__", None)
+    usual = getattr(method, "__func__", None) is Local.step
+    if not (usual and type(local).loss is Local.loss):
+        return None
+    client: Client = step.args[0]  # type: ignore[attr-defined]
+    return client
 
 
 def _place(entry: NamedTensor, value: Tensor) -> NamedTensor:

@@ -1,7 +1,7 @@
 """Operations for devices, each of which a GPU computes in one launch where Triton is installed.
 
 Registered with torch as `torch.ops.rayfed`. Every device has the plain form, which consists of operations of
-torch; on CUDA `rayfed.models.triton_kernels` computes the same in one kernel. The CPU uses none of them.
+torch; on CUDA `rayfed.fast.triton_kernels` computes the same in one kernel. The CPU uses none of them.
 
 Dropout draws from a counter and not from a stream: a number is Philox 4x32-10 (Salmon et al., Parallel random
 numbers: as easy as 1, 2, 3, 2011) of the seed of the client's call, the layer, how often that layer drew
@@ -163,7 +163,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
 
 def _in_triton(name: str, *args: Any) -> Any:
     """The kernel of CUDA; Triton is imported for the first one."""
-    from rayfed.models import triton_kernels
+    from rayfed.fast import triton_kernels
 
     if args[0].dtype == torch.float64:
         return PLAIN[name](*args)

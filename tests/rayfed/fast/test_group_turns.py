@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.executors.grouped.passes import Cancelled, Streams, Turn, restore_streams, take_turns
+from rayfed.fast.group import Cancelled, Streams, Turn, restore_streams, take_turns
 from rayfed.seeds import use_seed
 
 STREAMS = Streams(0)

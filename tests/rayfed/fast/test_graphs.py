@@ -13,17 +13,19 @@ from torch import nn
 
 from rayfed.devices import CountedDraws, counting
 from rayfed.executors.worker import adjust_trunk
+from rayfed.fast import graphs
+from rayfed.fast.fast_passes import FastPasses
+from rayfed.fast.graphs import CudaRecorder, graphs_in, graphs_of, why_no_graphs
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models import graphs
-from rayfed.models.graphs import CudaRecorder, graphs_of, why_no_graphs
+from rayfed.models.backbone import compute_part
 from rayfed.models.lora_layer import twice_differentiable
 from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.pretended import TYPE, pretended
 from tests.pretended_autocast import mixed_precision
 from tests.pretended_graphs import recording
-from tests.rayfed.executors.grouped.test_passes_group import Answers, played, prepared
+from tests.rayfed.fast.test_group import Answers, played, prepared
 
 LORA = ("algorithm=fedavg", "data.domains=[plain]", "model.options={depth: 2}", "tuning.dropout=0.5")
 WORLD = small_setup(*LORA).world
@@ -36,7 +38,7 @@ class Played:
         self.model = world.build().to(device.name)
         self.device = device.name
         adjust_trunk(self.model, TrainConfig(), TYPE)
-        self.model.graphs = graphs_of(self.model) if with_graphs else None
+        FastPasses().prepare(self.model, TrainConfig(graphs=with_graphs), TYPE)
         self.model.train()
         self.draws = [CountedDraws(3)]
         self.seen = []
@@ -80,7 +82,7 @@ def compare(play, world=WORLD, fails=None):
     assert len(plain.seen) == len(own.seen) > 1
     assert all(map(torch.equal, plain.seen, own.seen))
     assert [each.state for each in plain.draws] == [each.state for each in own.draws]
-    return own.model.graphs, recorders[0]
+    return graphs_in(own.model), recorders[0]
 
 
 def test_training_and_evaluation_in_several_shapes_have_the_bits_of_passes_without_graphs():
@@ -192,7 +194,7 @@ def test_a_second_backward_pass_after_the_graph_was_freed_is_an_error():
         total.backward()
         with pytest.raises(RuntimeError, match="a second time"):
             total.backward()
-    assert it.model.graphs.used == 2
+    assert graphs_in(it.model).used == 2
 
 
 def test_layers_that_are_evaluated_among_those_that_train_have_graphs_of_their_own():
@@ -316,8 +318,8 @@ def test_a_tensor_that_begins_to_train_ends_the_use_of_graphs():
 def test_a_copy_of_a_model_has_no_graphs():
     with pretended() as device, recording():
         model = Played(device, True).model
-        assert copy.copy(model).graphs is model.graphs
-        assert copy.deepcopy(model.graphs) is None
+        assert graphs_in(copy.copy(model)) is graphs_in(model) is not None
+        assert copy.deepcopy(model.compute) is compute_part
 
 
 def test_models_that_have_no_graphs_say_why():

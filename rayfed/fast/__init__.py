@@ -1,0 +1,1 @@
+"""Does the same in fewer operations: groups, graphs, kernels."""
