@@ -278,7 +278,7 @@ def check_run_folder(path: Path) -> None:
     if not os.path.lexists(file):
         if (path / "sweep.yaml").is_file():
             raise ConfigError(
-                f"{path}: holds a sweep, which is no run: its report.md has the table, its tune/ the trials, "
+                f"{path}: holds a sweep, which is no run: its report.md has the table, its cells/ the runs, "
                 f"and python -m tune.run resume={path} continues it"
             )
         reason = "holds no run (there is no config.yaml)" if is_folder(path) else "is no folder"
@@ -329,6 +329,19 @@ def without_nonfinite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nonfinite(each) for each in value]
     return value
+
+
+SCALARS = (type(None), bool, int, float, str)
+
+
+def as_scalar(value: Any) -> bool | int | float | str | None:
+    """A value, or the JSON text of a list or a mapping.
+
+    >>> as_scalar("lora"), as_scalar([1, 2])
+    ('lora', '[1, 2]')
+    """
+    scalar: bool | int | float | str | None = value if isinstance(value, SCALARS) else json.dumps(value)
+    return scalar
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

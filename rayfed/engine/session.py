@@ -143,7 +143,8 @@ class Session:
     """Ray, the resources reserved on it, and the driver and client actors on these.
 
     Ray is started or joined by the first run that needs it. A later run takes over the actors of the run
-    before if it needs as many of the same size; otherwise, and after an error, it starts its own.
+    before if it needs as many of the same size; otherwise, and after an error, it starts its own. The actors
+    of a run that a rule ended between two rounds stay, too.
 
     Several sessions can share one Ray, each in its own thread; then their config says how many actors of
     which size each of them has.
@@ -151,6 +152,7 @@ class Session:
     Attributes:
         waits: A round begins when the row of the one before was taken, as with `inline`, so that a rule ends
             the rounds always after the same one.
+        trial: Name of the sweep and of its trial, for the labels of the metrics; None: the run is none.
     """
 
     def __init__(self, link: Connection | None = None, store: WeightStore | None = None) -> None:
@@ -163,6 +165,8 @@ class Session:
         self._ray = ExitStack()
         self._actors = ExitStack()
         self.waits = False
+        self.trial: tuple[str, str] | None = None
+        self._idle = False
         self._link = link
         self._store = store
         self._driver: Any = None
@@ -230,12 +234,11 @@ class Session:
         """
         import ray
 
-        from rayfed.executors.prometheus import labels_of
         from rayfed.executors.wire import pack
 
         link = self._connect(config.cluster)
         name = keeping.path.name
-        labels = labels_of(name, config.algorithm) if config.cluster.metrics else None
+        labels = self.labels(config, name)
         with self._ended_by_errors(link.health):
             reused = self._place(setup, config, name, notify, link)
             with self._stopped_early(link.health):
@@ -253,26 +256,43 @@ class Session:
                     if self.waits:
                         self._driver.go_on.remote()
 
+    def labels(self, config: Config, run: str) -> dict[str, str] | None:
+        """Labels of the metrics of a run; None: it has none. Args: run: name of its folder."""
+        from rayfed.executors.prometheus import labels_of
+
+        if not config.cluster.metrics:
+            return None
+        name, *trial = (run,) if self.trial is None else self.trial
+        return labels_of(name, config.algorithm, *trial)
+
     @contextmanager
     def _ended_by_errors(self, health: Health) -> Iterator[None]:
         """Any error in the block ends the actors; those of Ray become errors of RayFed."""
+        self._idle = False
         try:
             with _as_own_errors(health):
                 yield
         except BaseException:
-            self._end_actors()
+            if not self._idle:
+                self._end_actors()
             raise
 
     @contextmanager
     def _stopped_early(self, health: Health) -> Iterator[None]:
-        """Where the block is left early, the driver ends its exchange and saves the last finished round."""
+        """Where the block is left early, the driver ends its exchange and saves the last finished round.
+
+        Where it waited for its next round to be wanted, the actors do nothing then, and stay.
+        """
         import ray
 
         try:
             yield
-        except (KeyboardInterrupt, GeneratorExit):
+        except (KeyboardInterrupt, GeneratorExit) as err:
             with suppress(ray.exceptions.RayError, ClusterError):
-                health.wait(self._driver.stop.remote(STOP_PATIENCE), timeout=2 * STOP_PATIENCE)
+                stopped = self._driver.stop.remote(STOP_PATIENCE)
+                health.wait(stopped, timeout=2 * STOP_PATIENCE)
+                waited = self.waits and isinstance(err, GeneratorExit)
+                self._idle = waited and bool(ray.get(stopped, timeout=0))
             raise
 
     def _connect(self, cluster: ClusterConfig) -> Connection:
@@ -367,6 +387,15 @@ def _stream(results: Any, health: Health) -> Iterator[Any]:
         if reference is None:
             return
         yield ray.get(reference)
+
+
+def _watch_of(session: Session | None, config: Config, path: Path) -> Watch | None:
+    """The metrics of a run in this process, which has some where it is the trial of a sweep, on Ray."""
+    if session is None or session.trial is None or (labels := session.labels(config, path.name)) is None:
+        return None
+    from rayfed.executors.prometheus import Metrics
+
+    return Metrics(labels)
 
 
 def _one_at_a_time(rows: Iterator[Row], worker: Worker) -> Iterator[Row]:
@@ -495,7 +524,8 @@ def launch(
             notify(small)
         with settings_restored():
             executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-        with closing(record_rounds(setup.experiment, executor, setup.start, keeping)) as rows:
+        watch = _watch_of(session, config, path)
+        with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
             yield _one_at_a_time(rows, executor.worker)
     else:
         with (

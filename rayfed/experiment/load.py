@@ -7,6 +7,8 @@ from pathlib import Path
 from rayfed.errors import ConfigError
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.study.cells import Study
+from rayfed.experiment.study.study_folder import Manifest
+from rayfed.experiment.study.trials import Searched
 from rayfed.record.readers import STUDY
 
 
@@ -17,7 +19,8 @@ def load(path: str | Path) -> Run | Study:
         path: Its folder. That of `rayfed run compare=...` or `rayfed run protocol=...` is that of a study.
 
     Returns:
-        The run; or the study, with the cells that have begun: those that are finished are in its results.
+        The run; or the study, with the cells that have begun: those that are finished are in its results. The
+        study of a search has `trials`, `best_params` and `best_run`, too.
 
     Raises:
         ConfigError: There is no run and no study, or the run is not finished.
@@ -27,7 +30,8 @@ def load(path: str | Path) -> Run | Study:
 
     folder = Path(path).expanduser()
     if (folder / STUDY).exists():
-        return Study.opened(folder)
+        kind = Study if Manifest.read(folder).search is None else Searched
+        return kind.opened(folder)
     config = load_run(folder).alone()
     digest = digest_if_finished(folder, config.rounds)
     if not digest:

@@ -256,12 +256,16 @@ class Study:
         study = cls(cells, score=manifest.score)
         study._reported, study._protocol = manifest.reported, manifest.protocol
         study.path = study._folder = folder
-        for key in begun:
+        study._find_finished(manifest)
+        return study
+
+    def _find_finished(self, manifest: Manifest) -> None:
+        """Fill `finished` with the cells that have ended."""
+        for key in self.cells:
             entry = manifest.entries[key]
             digest = is_finished(entry, entry.rounds, manifest.place(key))
             if digest or entry.stopped:
-                study.finished[key] = Run(manifest.place(key), digest)
-        return study
+                self.finished[key] = Run(manifest.place(key), digest)
 
     def _configs(self, place: Path, common: CommonParts) -> dict[Key, Config]:
         """The config of each cell; cells with a protocol become one for each of its runs.
@@ -317,8 +321,7 @@ class Study:
             ConfigError: A folder holds a run of another description.
         """
         manifest.add(list(self.cells))
-        manifest.score, manifest.reported = self._score, self._reported or "last"
-        manifest.protocol = self._protocol
+        self._note(manifest)
         placed = {key: self._placed(manifest, key, config) for key, config in configs.items()}
         for key, config in placed.items():
             check_same(key, self.names, config, manifest.entries[key], manifest.place(key))
@@ -331,6 +334,16 @@ class Study:
             manifest.entries[key] = entry
         manifest.write()
         return placed
+
+    def _note(self, manifest: Manifest) -> None:
+        """Put into the manifest what it has besides cells."""
+        manifest.score, manifest.reported = self._score, self._reported or "last"
+        manifest.protocol = self._protocol
+        manifest.search = self._record() or manifest.search
+
+    def _record(self) -> dict[str, Any] | None:
+        """The trials of a search, as plain containers; None: this is none."""
+        return None
 
     def _placed(self, manifest: Manifest, key: Key, config: Config) -> Config:
         """The config of a cell with its folder, and with that of the cell whose model it scores."""
@@ -351,10 +364,11 @@ class Study:
         for key in (key for key in self.cells if key in digests and key not in self.finished):
             self._finish(key, configs[key], digests[key])
         self.__dict__.pop("results", None)
-        added = self._grow()
+        added = self._grow(failed)
         if added is None:
-            if self._score not in (None, manifest.score):
-                manifest.score = self._score
+            before = manifest.score, manifest.search
+            self._note(manifest)
+            if (manifest.score, manifest.search) != before:
                 manifest.write()
             return {}
         more = added._configs(manifest.path, common)
@@ -365,8 +379,12 @@ class Study:
         configs |= more
         return more
 
-    def _grow(self) -> Study | None:
-        """More cells, now that all others have ended; None: the study ends. A search has some."""
+    def _grow(self, failed: Mapping[Key, str]) -> Study | None:
+        """More cells, now that all others have ended; None: the study ends. A search has some.
+
+        Args:
+            failed: Why cells failed.
+        """
         return None
 
     def _finish(self, key: Key, config: Config, digest: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rayfed.errors import ConfigError, shown
+from rayfed.user_files import as_scalar
 
 Value: TypeAlias = str | int | float | bool | None
 Key: TypeAlias = tuple[Value, ...]
@@ -148,6 +149,15 @@ def _text(name: str, value: Value) -> str:
 def row_of(key: Key, names: Sequence[str]) -> Key:
     """The coordinates of a cell without its seed and its part: those of a row of the tables."""
     return tuple(value for name, value in zip(names, key, strict=True) if name not in (SEED, PART))
+
+
+def row_at(values: Mapping[str, Any], names: Sequence[str]) -> Key:
+    """The coordinates of a trial without seed and part; None for a key that it does not have.
+
+    >>> row_at({"tuning": "lora", "data.held_out": ["art"]}, ("tuning", "data.held_out", "train.lr", "seed"))
+    ('lora', '["art"]', None)
+    """
+    return row_of(tuple(as_scalar(values.get(name)) for name in names), names)
 
 
 def row_names(names: Sequence[str]) -> tuple[str, ...]:

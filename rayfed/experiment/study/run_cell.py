@@ -73,13 +73,15 @@ MOST = 2
 class CommonParts:
     """Parts that cells of one process have in common, such as data sets, partitions and models.
 
-    Kept is what cells with one of the last `MOST` pairs of a data set and a seed used.
+    Kept is what cells with one of the last pairs of a data set and a seed used.
 
     Attributes:
+        most: Number of these pairs.
         alone: Held while a cell is prepared and its folder is claimed, as several threads run cells.
         asking: Held while the user's rule is asked, for the same reason.
     """
 
+    most: int = MOST
     alone: Lock = field(default_factory=Lock)
     asking: Lock = field(default_factory=Lock)
     shared: Shared = field(default_factory=Shared)
@@ -89,7 +91,7 @@ class CommonParts:
         """The parts of earlier cells that the next one may use."""
         data = config.data
         pair = f"{data.name}, {data.reader}, {data.root}, seed {config.seed}"
-        self._pairs = [*(each for each in self._pairs if each != pair), pair][-MOST:]
+        self._pairs = [*(each for each in self._pairs if each != pair), pair][-self.most :]
         self.shared.use_for(pair, self._pairs)
         return self.shared
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +16,10 @@ from rayfed.experiment.study.coordinates import PART, SEED, Key, Value, named_va
 from rayfed.experiment.study.described import Described, Fixed, Varied
 from rayfed.experiment.study.run_cell import Stop
 from rayfed.experiment.study.scores import larger_of
+from rayfed.experiment.study.trials import Searched, State, Trial, Trials
 
 if TYPE_CHECKING:
     import optuna
-    import pandas as pd
-
-    from rayfed.experiment.finished_run import Run
 
 
 def sweep(  # noqa: PLR0913  (those of a study and those of a search)
@@ -79,7 +76,7 @@ def sweep(  # noqa: PLR0913  (those of a study and those of a search)
 
 
 @dataclass(kw_only=True)
-class Trial:
+class Point:
     """A point of the space, with a cell for each seed.
 
     Attributes:
@@ -93,7 +90,7 @@ class Trial:
     score: float | None = None
 
 
-class Search(Study):
+class Search(Searched):
     """A study whose cells are the trials of a search, by their values and seeds; `run` proposes them."""
 
     def __init__(
@@ -144,7 +141,8 @@ class Search(Study):
 
     def _first_cells(self) -> dict[Key, Described]:
         """Forget all trials, and propose the first ones; returns their cells."""
-        self._trials: list[Trial] = []
+        self._points: list[Point] = []
+        self._failed: Mapping[Key, str] = {}
         self._score = None
         self._proposals = self._propose()
         return self._next_cells()
@@ -152,26 +150,27 @@ class Search(Study):
     def _next_cells(self) -> dict[Key, Described]:
         """The cells of the trials that are proposed next; none: there are no more."""
         proposed = next(self._proposals, [])
-        self._trials += proposed
-        return {key: cell for trial in proposed for key, cell in self._cells_of(trial)}
+        self._points += proposed
+        return {key: cell for point in proposed for key, cell in self._cells_of(point)}
 
-    def _cells_of(self, trial: Trial) -> Iterator[tuple[Key, Described]]:
+    def _cells_of(self, point: Point) -> Iterator[tuple[Key, Described]]:
         values = {
-            key: choices[trial.names[key]] if isinstance(choices, Mapping) else trial.names[key]
+            key: choices[point.names[key]] if isinstance(choices, Mapping) else point.names[key]
             for key, choices in self._space.items()
         }
         config = self._base.changed(**values).config()
         for seed in self._trial_seeds:
-            key = (*(trial.names[name] for name in self._space), seed)
+            key = (*(point.names[name] for name in self._space), seed)
             yield key, Fixed(replace(config, seed=seed), self._base.given)
 
-    def _grow(self) -> Study | None:
+    def _grow(self, failed: Mapping[Key, str]) -> Study | None:
         """Score the trials that ended, and propose the next ones; trials with known values run no cell."""
+        self._failed = failed
         known = {row_of(key, self.names) for key in self.cells}
         while True:
-            for trial in self._trials:
-                if trial.score is None:
-                    trial.score = self._score_of(trial)
+            for point in self._points:
+                if point.score is None:
+                    point.score = self._score_of(point)
             proposed = self._next_cells()
             new = {key: cell for key, cell in proposed.items() if key[:-1] not in known}
             if new:
@@ -179,7 +178,7 @@ class Search(Study):
             if not proposed:
                 return None
 
-    def _propose(self) -> Iterator[list[Trial]]:
+    def _propose(self) -> Iterator[list[Point]]:
         """The trials, in groups that are proposed before any of them is scored."""
         own = self._own_values()
         if all(isinstance(choices, Mapping) for choices in self._space.values()):
@@ -187,7 +186,7 @@ class Search(Study):
             points = [dict(zip(self._space, each, strict=True)) for each in every]
             random.Random(self._search_seed).shuffle(points)
             points.sort(key=lambda names: names != own)  # the experiment's own values, then the others
-            yield [Trial(names=names) for names in points[: self._most]]
+            yield [Point(names=names) for names in points[: self._most]]
             return
         import optuna
 
@@ -198,14 +197,14 @@ class Search(Study):
         for first in range(0, self._most, self._together):
             asked = [self._ask(study) for _ in range(min(self._together, self._most - first))]
             yield asked
-            for trial in asked:
-                assert trial.proposal is not None  # they were asked for above
-                if trial.score is None:
-                    study.tell(trial.proposal, state=optuna.trial.TrialState.FAIL)
+            for point in asked:
+                assert point.proposal is not None  # they were asked for above
+                if point.score is None:
+                    study.tell(point.proposal, state=optuna.trial.TrialState.FAIL)
                 else:
-                    study.tell(trial.proposal, self._sign * trial.score)
+                    study.tell(point.proposal, self._sign * point.score)
 
-    def _ask(self, study: optuna.Study) -> Trial:
+    def _ask(self, study: optuna.Study) -> Point:
         proposal = study.ask()
         names: dict[str, Value] = {}
         for key, choices in self._space.items():
@@ -216,7 +215,7 @@ class Search(Study):
                 names[key] = proposal.suggest_int(key, low, high, log=low > 0)
             else:
                 names[key] = proposal.suggest_float(key, *choices, log=choices[0] > 0)
-        return Trial(names=names, proposal=proposal)
+        return Point(names=names, proposal=proposal)
 
     def _own_values(self) -> dict[str, Value] | None:
         """The names of the experiment's own values of the keys; None: the space does not contain them."""
@@ -241,8 +240,8 @@ class Search(Study):
         choices = self._space[key]
         return list(choices).index(name) if isinstance(choices, Mapping) else name
 
-    def _score_of(self, trial: Trial) -> float | None:
-        """The mean score over the seeds of a trial; None: one of its cells failed or is not finite.
+    def _score_of(self, point: Point) -> float | None:
+        """The mean score over the seeds of a point; None: one of its cells failed or is not finite.
 
         Raises:
             ConfigError: The objective is no column of the results, or no number.
@@ -251,7 +250,7 @@ class Search(Study):
             return None
         if self._score is None:
             self._score = self._column()
-        row = tuple(trial.names[name] for name in self._space)
+        row = self._row(point)
         values = self._scores(None, {row: "trial"})["trial"]
         return None if values.isna().any() else float(values.mean())
 
@@ -274,35 +273,35 @@ class Search(Study):
         return wanted
 
     @property
-    def best_params(self) -> Mapping[str, Value]:
-        """The values of the best trial by key; objects by their names."""
-        return dict(self._best.names)
-
-    @property
-    def best_run(self) -> Run:
-        """The run of the best trial with the first seed."""
-        return self.finished[(*(self._best.names[name] for name in self._space), self._trial_seeds[0])]
-
-    @property
-    def _best(self) -> Trial:
-        self._check_begun()
-        scored = [trial for trial in self._trials if trial.score is not None and math.isfinite(trial.score)]
-        if not scored:
-            raise ConfigError("sweep: no trial has a score")
-        return min(scored, key=lambda trial: self._sign * (trial.score or 0.0))
-
-    @property
     def _sign(self) -> int:
         """The factor that makes smaller scores the better ones."""
         return -1 if larger_of(self.score, self.metric) else 1
 
-    @property
-    def trials(self) -> pd.DataFrame:
-        """A row for each trial, in the order in which they were proposed: its values, and the score."""
-        import pandas as pd
+    def _row(self, point: Point) -> Key:
+        return tuple(point.names[name] for name in self._space)
 
-        self._check_begun()
-        return pd.DataFrame([{**trial.names, self.score: trial.score} for trial in self._trials])
+    @property
+    def searched(self) -> Trials:
+        """The trials so far, and what is searched."""
+        score = self._score
+        return Trials(
+            objectives={} if score is None else {score: "min" if self._sign == 1 else "max"},
+            space={key: _in_words(choices) for key, choices in self._space.items()},
+            trials=[self._trial(number, point) for number, point in enumerate(self._points)],
+        )
+
+    def _trial(self, number: int, point: Point) -> Trial:
+        row = self._row(point)
+        keys = [key for key in self.cells if row_of(key, self.names) == row]
+        reasons = [self._failed[key] for key in keys if key in self._failed]
+        runs = [self.finished[key] for key in keys if key in self.finished]
+        state: State = "failed" if reasons else "unfinished"
+        if not reasons and len(runs) == len(keys):
+            state = "finished" if all(run.sha256 for run in runs) else "stopped early"
+        scores = {} if point.score is None or self._score is None else {self._score: point.score}
+        return Trial(
+            number=number, values=point.names, state=state, scores=scores, error="; ".join(reasons[:1])
+        )
 
 
 def _choices(key: str, values: Any) -> Mapping[Value, Any] | tuple[float, float]:
@@ -320,3 +319,7 @@ def _choices(key: str, values: Any) -> Mapping[Value, Any] | tuple[float, float]
         f"sweep: {key}: {shown(values)} is neither a list of values nor a pair (low, high) of numbers with "
         "low < high"
     )
+
+
+def _in_words(choices: Mapping[Value, Any] | tuple[float, float]) -> str:
+    return f"one of {', '.join(map(str, choices))}" if isinstance(choices, Mapping) else str(choices)

@@ -62,6 +62,8 @@ class Manifest:
         score: The column that is compared; None: the metric of the runs.
         reported: Which round is reported; see `Study`.
         protocol: The protocol whose runs the cells are; empty: none.
+        search: The trials of a search, as plain containers (`rayfed.experiment.study.trials`); None: it is
+            none.
         earlier: Folder to which what was in `path` was moved; None: there was nothing to keep.
     """
 
@@ -71,6 +73,7 @@ class Manifest:
     score: str | None = None
     reported: Rule = "last"
     protocol: str = ""
+    search: dict[str, Any] | None = None
     earlier: Path | None = None
 
     @classmethod
@@ -92,7 +95,8 @@ class Manifest:
                 at: Mapping[str, Value] = cell["coordinates"]
                 rest = {name: cell[name] for name in ("folder", "description", "rounds", "sha256", "stopped")}
                 entries[tuple(at[name] for name in names)] = ManifestEntry(**rest)
-            return cls(path, names, entries, tree["score"], tree["reported"], str(tree["protocol"]))
+            facts = tree["score"], tree["reported"], str(tree["protocol"]), tree.get("search")
+            return cls(path, names, entries, *facts)
 
     def write(self) -> None:
         """Write the manifest."""
@@ -111,6 +115,7 @@ class Manifest:
             "score": self.score,
             "reported": self.reported,
             "protocol": self.protocol,
+            **({} if self.search is None else {"search": self.search}),
             "cells": cells,
         }
         write_text(self.path / STUDY, to_json(tree, indent=1) + "\n")

@@ -10,6 +10,7 @@ import time
 
 import pandas as pd
 import pytest
+import ray
 
 import rayfed
 from rayfed.engine.weight_store import WeightStore
@@ -28,14 +29,17 @@ ON_RAY = {"executor": "ray", "num_cpus": 2, "connect_timeout": 60}
 
 def study(cluster):
     """Two methods, each with two domains held out: a network, data and a method that no library has."""
-    methods = {"fedavg": on_images("fedavg"), "pull": on_images(Pull, local={"mu": 0.5})}
+    methods = {"pull": on_images(Pull, local={"mu": 0.5}), "fedavg": on_images("fedavg")}
     return rayfed.grid({name: each.changed(cluster=cluster) for name, each in methods.items()}, {})
 
 
 @pytest.mark.slow
 @pytest.mark.steady
 def test_cells_side_by_side_on_ray_have_the_bits_of_one_process(tmp_path, monkeypatch, ray_cluster):
-    """Their weights are stored once, and a rule that only this process knows ends the cells of a method."""
+    """Their weights are stored once, and a rule that only this process knows ends the cells of a method.
+
+    The actors of a cell that it ended serve the next one.
+    """
     put, stores = WeightStore.put, []
     monkeypatch.setattr(WeightStore, "put", lambda self, weights: stores.append(self) or put(self, weights))
     lock = threading.Lock()  # cannot be sent to another process
@@ -44,13 +48,20 @@ def test_cells_side_by_side_on_ray_have_the_bits_of_one_process(tmp_path, monkey
         with lock:
             return at["method"] == "pull"
 
+    before = client_actors()
     beside = study(ON_RAY).run(tmp_path / "ray", at_once=2, stop=stop, quiet=True)
+    assert client_actors() - before == 4  # two for each of the two lanes
     alone = study("inline").run(tmp_path / "one", stop=stop, quiet=True)
-    assert [len(run.history) for run in beside.finished.values()] == [2, 2, 1, 1]
+    assert [len(run.history) for run in beside.finished.values()] == [1, 1, 2, 2]
     pd.testing.assert_frame_equal(beside.results, alone.results)
     assert len(stores) == 4
     assert len(set(map(id, stores))) == 1
     assert [run.sha256 for run in beside.finished.values()] == [run.sha256 for run in alone.finished.values()]
+
+
+def client_actors():
+    """Number of client actors that Ray has ever started."""
+    return sum(each["ActorClassName"] == "ClientActor" for each in ray._private.state.actors().values())
 
 
 PROGRAM = """

@@ -99,8 +99,13 @@ def test_a_search_goes_on_where_it_was_left_with_the_same_proposals(tmp_path, mo
     assert len(launched) == 3
     assert again.trials.equals(whole.trials)
     assert part.trials.equals(whole.trials[:5])
-    assert rayfed.load(tmp_path / "search").results.equals(again.results)
-    assert rayfed.load(tmp_path / "search").score == again.score
+    opened = rayfed.load(tmp_path / "search")
+    assert opened.results.equals(again.results)
+    assert opened.score == again.score
+    assert opened.trials.equals(again.trials)
+    assert opened.trials["state"].eq("finished").all()
+    assert opened.best_params == again.best_params
+    assert opened.best_run.sha256 == again.best_run.sha256
 
 
 def test_trials_that_are_proposed_together_run_side_by_side_to_the_same_scores(tmp_path):
@@ -113,7 +118,7 @@ def test_trials_that_are_proposed_together_run_side_by_side_to_the_same_scores(t
     assert not (tmp_path / "search").exists()
 
 
-def test_a_trial_that_fails_is_named_and_the_others_are_run():
+def test_a_trial_that_fails_is_named_and_the_others_are_run(tmp_path):
     @dataclass(frozen=True)
     class Fails(rayfed.Local):
         speed: float = 0.1
@@ -123,8 +128,17 @@ def test_a_trial_that_fails_is_named_and_the_others_are_run():
                 raise ValueError("too fast")
             return super().loss(client, params, batch)
 
+    space = {"local.speed": [0.1, 0.5, 0.2]}
     with pytest.raises(PartsFailedError, match=r"1 of 3 cells failed: local.speed=0.5, seed=0: .*too fast"):
-        rayfed.sweep(own(method=Fails, rounds=1), {"local.speed": [0.1, 0.5, 0.2]})
+        rayfed.sweep(own(method=Fails, rounds=1), space, output=tmp_path / "search")
+    opened = rayfed.load(tmp_path / "search")
+    assert opened.trials.set_index("local.speed")["state"].to_dict() == {
+        0.1: "finished",
+        0.2: "finished",
+        0.5: "failed",
+    }
+    assert "too fast" in next(each.error for each in opened.searched.trials if each.error)
+    assert opened.best_params["local.speed"] in (0.1, 0.2)
     with pytest.raises(PartsFailedError, match=r"3 of 3 cells failed"):
         rayfed.sweep(own(method=Fails, rounds=1), {"local.speed": (0.4, 0.5)}, trials=3)
 
@@ -133,10 +147,13 @@ def test_a_rule_ends_trials_early_and_a_protocol_gives_each_its_parts():
     space = {"train.lr": [0.1, 0.3]}
     found = rayfed.sweep(own(rounds=3), space, stop=lambda at, rows: at["train.lr"] == 0.3 and len(rows) > 1)
     assert found.results.set_index("train.lr")["round"].to_dict() == {0.1: 3, 0.3: 2}
+    assert found.trials.set_index("train.lr")["state"].to_dict() == {0.1: "finished", 0.3: "stopped early"}
     shots = rayfed.sweep(own(rounds=1, protocol="few_shot", **{"data.shots": [1, 2]}), space)
     assert shots.names == ("train.lr", "part", "seed")
     assert len(shots.finished) == 4
     assert shots.trials[shots.score].notna().all()
+    assert len(shots.runs_of(shots.searched.trials[0])) == 2
+    assert shots.best_run.config.train.lr == shots.best_params["train.lr"]
 
 
 PROGRAM = """
