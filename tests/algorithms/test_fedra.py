@@ -12,7 +12,6 @@ from algorithms.fedra import RandomAllocation
 from rayfed import simulate
 from rayfed.config.schema import load_config
 from rayfed.engine.built_once import _block_bytes
-from rayfed.engine.loop import make_cohort
 from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
@@ -26,6 +25,7 @@ from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.lora import Lora
 from rayfed.types import ServerState, Update, block_of, num_bytes
 from tests.algorithms.depth import cohort
+from tests.cohorts import make_cohort
 from tests.vectors import vector
 
 SMALL = ["cluster=inline", "data.limit=40", "model.pretrained=false", "figures=false"]

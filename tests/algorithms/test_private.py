@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Training, close_round, make_cohort
+from rayfed.engine.loop import Training, close_round
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo
@@ -24,6 +24,7 @@ from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import DOMAINS, small_setup
 from rayfed.types import RESIDUAL, Update
+from tests.cohorts import make_cohort
 from tests.conftest import STEADY, quickly
 
 NOISY = (

@@ -129,8 +129,7 @@ def one_session(ray_cluster):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.steady
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("actors", [1, 3])
+@pytest.mark.parametrize("actors", [1, pytest.param(3, marks=pytest.mark.steady)])
 def test_actors_compute_the_same_bits(name, actors, one_session):
     assert facts(run_of(ALL[name], {"executor": "ray", "actors": actors})) == here(name)

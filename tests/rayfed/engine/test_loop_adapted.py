@@ -6,12 +6,13 @@ from statistics import fmean
 
 import pytest
 
-from rayfed.engine.loop import TAG, make_cohort, run_rounds
+from rayfed.engine.loop import TAG, run_rounds
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.client_tasks import adapt, fit
 from rayfed.federation.params import digest
 from rayfed.testing import small_setup, without_times
+from tests.cohorts import make_cohort
 
 FEW = ("data.domains=[plain,street]", "data.partition.clients_per_domain=2", "model.options={depth: 1}")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.engine.loop import make_cohort, run_rounds, score_global, score_without
+from rayfed.engine.loop import run_rounds, score_global, score_without
 from rayfed.executors.inline import InlineExecutor
 from rayfed.record.readers import WITHOUT
 from rayfed.record.recorded_run import RecordedRun
@@ -15,6 +15,7 @@ from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import final_table
 from rayfed.resume import main
 from rayfed.testing import small_setup
+from tests.cohorts import make_cohort
 from tests.conftest import SMALL, STEADY
 
 ON = ("evaluation.without_parts=true", "train.optimizer=adamw", "train.lr=0.05", "rounds=2")

@@ -10,7 +10,7 @@ import torch
 
 from algorithms.fedadam import FedAdam
 from algorithms.fedavgm import FedAvgM
-from rayfed.engine.loop import close_round, make_cohort
+from rayfed.engine.loop import close_round
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Method
@@ -23,6 +23,7 @@ from rayfed.report.comparison import table_of_methods
 from rayfed.report.final_table import privacy_notes
 from rayfed.testing import play
 from rayfed.types import Broadcast, ServerState, Update
+from tests.cohorts import make_cohort
 from tests.rayfed.engine.test_loop import CLIENTS, experiment, sample
 from tests.rounding import near
 

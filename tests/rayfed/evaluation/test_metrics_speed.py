@@ -211,7 +211,7 @@ def test_speed_never_changes_a_score(name, seed, sizes, train):
 
 @pytest.mark.slow
 @pytest.mark.steady
-@settings(max_examples=150, **QUIET)
+@settings(max_examples=40, **QUIET)
 @given(**CASES)
 def test_speed_never_changes_a_score_in_many_ways(name, seed, sizes, train):
     check(name, seed, sizes, **train)

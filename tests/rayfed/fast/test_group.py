@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.engine.loop import make_cohort, run_rounds
+from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.fast.group import _warn
@@ -18,6 +18,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.testing import small_setup
 from rayfed.types import Broadcast
+from tests.cohorts import make_cohort
 from tests.conftest import ROOT, STEADY
 from tests.rounding import Exact, equally_near, exact_numbers, exact_setup
 

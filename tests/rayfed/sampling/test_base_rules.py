@@ -86,7 +86,7 @@ def test_an_error_in_a_rule_names_the_round_and_the_place():
     def divides(round, clients, rng):
         return [1 / 0]
 
-    with pytest.raises(ServerError, match=r"^round 1: sampling: own failed: ZeroDivisionError.*test_rules"):
+    with pytest.raises(ServerError, match=r"^round 1: sampling: own failed: ZeroDivisionError.*base_rules"):
         sample(Candidates(TABLE, 1), divides, 0, 0, "own")
 
 
