@@ -20,9 +20,7 @@ from typing import Any
 
 import tune
 import tune.engine
-import tune.tuner
 from rayfed.terminal.console import say
-from tune.folder import trial_folder
 from tune.progress import Progress
 
 SPACE = {"train.lr": {"loguniform": [0.001, 0.1]}}
@@ -39,19 +37,19 @@ class Clock(Progress):
 
 def waits(path: Path, overrides: list[str]) -> list[float]:
     """Seconds before the first round of every trial of a sweep."""
-    run_trials = tune.tuner.run_trials
+    run_trials = tune.engine.run_trials
 
     def timed(tuner: Any) -> Any:
         ends[:] = [time.time()]
         return run_trials(tuner)
 
-    tune.tuner.Progress = Clock
+    tune.engine.Progress = Clock
     tune.engine.run_trials = timed
     options = {"trials": TRIALS, "max_concurrent": 1, "objective": "accuracy", "output": str(path)}
-    tune.search(overrides, SPACE, **options)
+    study = tune.search(overrides, SPACE, **options)
     waited = []
-    for number in range(TRIALS):
-        run = trial_folder(path, number) / "seed-0"
+    for number, trial in enumerate(study.searched.trials):
+        [run] = study.folders(trial.values)
         seconds = json.loads((run / "rounds.jsonl").read_text().splitlines()[0])["seconds"]
         waited.append((run / "history" / "000001.json.gz").stat().st_mtime - seconds - ends[number])
     return waited

@@ -94,7 +94,10 @@ def _continue_study(path: Path, overrides: Sequence[str], show: Show) -> None:
         ConfigError: A program or a file of `rayfed study` began it, and knows what its cells are.
     """
     from rayfed.experiment.study.from_command import go_on
+    from rayfed.record.readers import SWEEP
 
+    if (path / SWEEP).exists():
+        check_run_folder(path)  # names the command that continues it
     if not (path / "config.yaml").exists():
         raise ConfigError(
             f"{path}: holds a study of a program or of rayfed study FILE.yaml; run that again to continue it"

@@ -1,4 +1,4 @@
-"""Checks a sweep against the schema of its experiment, and writes and reads the manifest for `resume`."""
+"""Checks a sweep against the schema of its experiment, and writes and reads sweep.yaml for `resume`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from typing import Any
 
 import yaml
 
-from rayfed.config.schema import Config, to_dict
+from rayfed.config.schema import Config, compatible_parts, to_dict
 from rayfed.errors import ConfigError, shown
+from rayfed.experiment.study.study_folder import KIND
 from rayfed.record import trackers
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import check_own_folder, look
-from rayfed.record.readers import read_yaml, reading
+from rayfed.record.readers import SWEEP, read_yaml, reading
 from rayfed.user_files import user_path
 from tune.experiment import Base
-from tune.searcher import check_parts
 from tune.space import Space, Values
 from tune.sweep import Sweep, make_sweep
-
-MANIFEST = "sweep.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
         points.append(space.select({**paper, **point}))
         space.point({**points[-1], **point}, where)
     config = base.config(points[0])
-    check_parts(config)
+    compatible_parts(config)
     return Search(sweep=sweep, base=base, path=path, config=config, points=tuple(points))
 
 
@@ -146,7 +144,7 @@ def new_folder(sweep: Sweep) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = user_path(sweep.output or f"runs/sweep-{sweep.name}-{stamp}-{os.getpid()}", "output").absolute()
     check_own_folder(path)
-    look(path, kind="sweep")
+    look(path, kind=KIND)
     return path
 
 
@@ -162,7 +160,7 @@ def open_sweep(path: Path, trials: Any = None) -> tuple[Search, Path]:
     """
     path = path.absolute()
     with reading(path, f"resume: {str(path)!r} holds no sweep to continue"):
-        tree = read_yaml(path / MANIFEST)
+        tree = read_yaml(path / SWEEP)
         sweep = make_sweep(tree["sweep"])
         overrides = tuple(tree["overrides"])
         file = tree["file"]
@@ -177,28 +175,18 @@ def open_sweep(path: Path, trials: Any = None) -> tuple[Search, Path]:
 def _with_more(sweep: Sweep, before: int) -> Sweep:
     if sweep.trials < before:
         raise ConfigError(f"trials: {sweep.trials} are fewer than the {before} of this sweep; give more")
-    if sweep.trials > before and sweep.schedule.name != "none":
-        raise ConfigError(
-            f"trials: a sweep with scheduler={sweep.schedule.name} gets no more, because trials that "
-            f"it stopped early would go on; start a new one"
-        )
     return sweep
 
 
-def planned_trials(path: Path) -> int:
-    """Number of trials that the manifest in the folder of a sweep names."""
-    return make_sweep(read_yaml(path / MANIFEST)["sweep"]).trials
-
-
 def describe(search: Search) -> None:
-    """Write the manifest sweep.yaml, from which `resume` continues."""
+    """Write what was asked for into sweep.yaml, from which `resume` continues."""
     tree = {
-        "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(search.sweep)))),
+        "sweep": yaml.safe_load(yaml.safe_dump(_plain(asdict(search.sweep)), sort_keys=False)),
         "overrides": list(search.base.overrides),
         "file": search.base.file,
         "here": str(Path.cwd()),
     }
-    write_text(search.path / MANIFEST, yaml.safe_dump(tree, sort_keys=False))
+    write_text(search.path / SWEEP, yaml.safe_dump(tree, sort_keys=False))
 
 
 def _plain(value: Any) -> Any:

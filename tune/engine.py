@@ -1,4 +1,4 @@
-"""Runs a sweep: puts common weights into the object store, runs trials with Ray Tune, writes the results."""
+"""Runs a sweep: holds the folder of its study, runs the trials with Ray Tune, writes the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,23 @@ from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
 from rayfed.experiment.single_run import classes_in_words, last_words
+from rayfed.experiment.study.study_folder import KIND, held
+from rayfed.experiment.study.study_folder import new_folder as new_study
 from rayfed.record.atomic_files import write_text
-from rayfed.record.claim import claim, claim_again
+from rayfed.record.claim import look
 from rayfed.terminal.console import say, stage
-from tune.checks import Search, check_sweep, describe, new_folder, open_sweep, planned_trials
+from tune.checks import Search, check_sweep, describe, new_folder, open_sweep
 from tune.figures import draw_figures
 from tune.progress import Progress
 from tune.report import report, write
 from tune.resources import Demand, at_once, bundles, factory, in_words
 from tune.results import Outcomes, read_outcomes
-from tune.searcher import unlock
-from tune.shared import put_frozen
+from tune.searcher import open_proposals, unlock
 from tune.space import Values
+from tune.study import SweepStudy, names_of
 from tune.sweep import make_sweep
 from tune.trial import Common, Trial
-from tune.tuner import forget_snapshots, make_tuner, run_trials
+from tune.tuner import make_tuner, pauses_of, run_trials
 
 BASE = "base.yaml"
 MOST_COMBINATIONS = 64
@@ -45,14 +46,13 @@ MOST_COMBINATIONS = 64
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the loggers are those of `loggers`
     "RAY_AIR_NEW_OUTPUT": "0",  # no tables from Ray; `Progress` shows one line per trial
-    "TUNE_GLOBAL_CHECKPOINT_S": "2",  # seconds between snapshots of Ray's state; rounds are saved separately
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # seconds between snapshots of Ray's state, which are not used
 }
 
 
 def search(
     config: Sequence[str] | Config, space: Mapping[str, Any], quiet: bool = True, **options: Any
-) -> ray.tune.ResultGrid:
+) -> SweepStudy:
     """Search the hyperparameters of an experiment.
 
     Args:
@@ -62,8 +62,8 @@ def search(
         options: Keys of `tune.sweep.Sweep`: objective, trials, seeds, searcher, scheduler, output, ...
 
     Returns:
-        Ray Tune's table of trials. The folder of the sweep holds report.md, best.yaml, trials.parquet and
-        figures.
+        The study of all trials, with `trials`, `best_params` and `best_run`. Its folder also holds report.md,
+        best.yaml, trials.parquet and figures.
 
     Raises:
         ConfigError: The input is wrong; found before any trial starts.
@@ -78,7 +78,7 @@ def search(
         return run_sweep(check_sweep(sweep, (), str(base), path), quiet)[0]
 
 
-def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> ray.tune.ResultGrid:
+def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> SweepStudy:
     """Continue a sweep that was interrupted or killed, or add trials to it.
 
     Args:
@@ -95,47 +95,43 @@ def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> r
         return run_sweep(search, quiet, continues=True)[0]
 
 
-def run_sweep(
-    search: Search, quiet: bool = False, continues: bool = False
-) -> tuple[ray.tune.ResultGrid, Outcomes]:
-    """Run a checked sweep and write its results.
+def run_sweep(search: Search, quiet: bool = False, continues: bool = False) -> tuple[SweepStudy, Outcomes]:
+    """Run the trials of a checked sweep that have not ended, and write its results.
 
     Raises:
         ConfigError: The data, the model or the cluster does not support a trial of the space.
         KeyboardInterrupt: The sweep was asked to end; it can be resumed.
     """
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
-    Progress.shown = not quiet
-    with ExitStack() as held:
-        if continues:
-            held.enter_context(claim_again(search.path, "sweep")).take_over()
-        setups = [prepare(replace(search.config, seed=seed)) for seed in search.seeds]
-        url = held.enter_context(_connect(search.config))
-        most, size = _room(search, setups[0], tell)
+    with ExitStack() as held_open:
+        manifest = held_open.enter_context(held(search.path, names_of(search))) if continues else None
+        setup = prepare(search.config)
+        url = held_open.enter_context(_connect(search.config))
+        most, size = _room(search, setup, tell)
         if url:
             tell(f"Ray dashboard: http://{url}")
-        if tested := classes_in_words(setups[0]):
+        if tested := classes_in_words(setup):
             tell(tested)
-        if not continues:
-            held.enter_context(claim(search.path, "", kind="sweep"))
+        if manifest is None:
+            folder = new_study(search.path, look(search.path, kind=KIND), names_of(search))
+            manifest = held_open.enter_context(folder)
             search = _at_home(search)
-            describe(search)
-        elif search.sweep.trials > planned_trials(search.path):
-            forget_snapshots(search.path)  # they hold the former number
-            describe(search)
+        describe(search)
         unlock(search.path)
+        study = SweepStudy(search, manifest, open_proposals(search))
         common = Common(
             base=search.base,
             folder=search.path,
             here=Path.cwd(),
             objectives=tuple(search.sweep.objectives),
             seeds=search.seeds,
-            frozen=put_frozen([setup.world for setup in setups]),
+            pauses=pauses_of(search.sweep, search.config.rounds, search.config.evaluation.every),
         )
         trainable = ray.tune.with_resources(ray.tune.with_parameters(Trial, common=common), size)
         stage("running the trials")
-        grid = run_trials(make_tuner(search, trainable, most))
-        outcomes = read_outcomes(search.path, search.sweep, search.base, search.seeds)
+        run_trials(make_tuner(study, trainable, most, Progress(study, tell)))
+        study.find_finished()
+        outcomes = read_outcomes(study)
         table = write(outcomes)
     missing = search.sweep.trials - len(outcomes.trials)
     if missing or any(trial.state == "unfinished" for trial in outcomes.trials):
@@ -143,7 +139,7 @@ def run_sweep(
     if table is not None:
         report(outcomes, table, draw_figures(outcomes))
         last_words(search.path, tell, search.config.report)
-    return grid, outcomes
+    return study, outcomes
 
 
 def _at_home(search: Search) -> Search:

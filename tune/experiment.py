@@ -11,6 +11,7 @@ from typing import Any
 from rayfed.config.compose import compose, config_groups, put_value
 from rayfed.config.schema import Config, resolve
 from rayfed.errors import ConfigError
+from rayfed.experiment.kept_session import QUIETLY
 from rayfed.user_files import read_file
 
 FIXED = ("rounds", "seed", "output", "overwrite", "compare", "protocol", "checkpoint")
@@ -56,6 +57,12 @@ class Base:
                 put_value(tree, key, value)
         config = resolve(tree).alone()
         return config if seed is None else replace(config, seed=seed)
+
+    def cell(self, values: Mapping[str, Any], seed: int) -> Config:
+        """The checked config of the cell of a trial; it draws no figures unless the overrides say so."""
+        given = {text.partition("=")[0].lstrip("+") for text in self.overrides}
+        own: dict[str, Any] = {name: value for name, value in QUIETLY.items() if name not in given}
+        return replace(self.config(values, seed), overwrite=False, **own)
 
     def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         return compose(overrides, None if self.file is None else read_file(self.file, "--config"))

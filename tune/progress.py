@@ -1,36 +1,34 @@
-"""Progress of a sweep on the screen: one line when a trial ends."""
+"""Progress of a sweep: a line on the screen when a trial ends, and why it failed in the study."""
 
 from __future__ import annotations
 
+import pickle
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray.tune
 
-from rayfed.terminal.console import say
+from rayfed.errors import RayFedError, one_line
 from rayfed.terminal.exit_code import STOP
 from tune.report import number
+from tune.study import SweepStudy
 
 
 class Progress(ray.tune.Callback):
-    """Prints how trials ended, and ends the sweep on request.
+    """Tells how trials ended, and ends the sweep on request."""
 
-    Attributes:
-        shown: Whether to print. It is an attribute of the class and therefore not saved in Ray's snapshot, so
-            that a resumed sweep may have another value.
-    """
-
-    shown = True
-
-    def __init__(self, objectives: tuple[str, ...], rounds: int) -> None:
-        """Print these columns.
+    def __init__(self, study: SweepStudy, tell: Callable[[str], None]) -> None:
+        """Begin to tell.
 
         Args:
-            objectives: Columns of the results.
-            rounds: Number of rounds of a whole trial.
+            study: The study of the sweep.
+            tell: Shows a line.
         """
-        self._objectives = objectives
-        self._rounds = rounds
+        self._study, self._tell = study, tell
+        self._objectives = tuple(study.search.sweep.objectives)
+        self._rounds = study.search.config.rounds
         self._began = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -43,17 +41,18 @@ class Progress(ray.tune.Callback):
         self._say(trial, how, [f"{name} {number(trial.last_result.get(name))}" for name in self._objectives])
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        file = trial.pickled_error_file  # None, where Ray itself failed
+        error = RayFedError("Ray could not run it") if file is None else pickle.loads(Path(file).read_bytes())
+        cause = getattr(error, "cause", None) or error
+        self._study.fail(trial.config["number"], f"{type(cause).__name__}: {one_line(cause)}")
         self._say(trial, "failed", [])
 
     def _say(self, trial: Any, how: str, scores: list[str]) -> None:
-        if not Progress.shown:
-            return
         values = [f"{key}={number(value)}" for key, value in trial.config["values"].items()]
         seconds = time.monotonic() - self._began
-        say("  ".join([f"{seconds:4.0f} s  trial {trial.config['number']:>3} {how}", *scores, *values]))
+        head = f"{seconds:4.0f} s  trial {trial.config['number']:>3} {how}"
+        self._tell("  ".join([head, *scores, *values]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k != "_began"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _began=time.monotonic())
+        """Nothing, as Ray's copy is never used."""
+        return {}

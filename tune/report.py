@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -21,13 +21,13 @@ from rayfed.columns import (
 )
 from rayfed.config.schema import to_dict
 from rayfed.errors import count_of
+from rayfed.experiment.study.trials import State
 from rayfed.record.atomic_files import write_parquet, write_text
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.terminal.table_formats import Table
 from rayfed.types import Row
-from tune.folder import trial_folder
-from tune.results import STATES, Outcome, Outcomes, seed_folders
-from tune.space import SCALARS
+from rayfed.user_files import SCALARS
+from tune.results import Outcome, Outcomes
 from tune.sweep import sweep_names
 
 SHOWN = (
@@ -51,9 +51,7 @@ def write(outcomes: Outcomes) -> Table | None:
     rounds = [
         {"trial": t.number, "seed": seed, **row}
         for t in outcomes.trials
-        for seed, folder in zip(
-            outcomes.seeds, seed_folders(trial_folder(path, t.number), outcomes.seeds), strict=True
-        )
+        for seed, folder in zip(outcomes.seeds, t.folders, strict=True)
         for row in RecordedRun(folder).rounds
     ]
     if rounds:
@@ -111,7 +109,7 @@ def table(outcomes: Outcomes) -> Table | None:
     for parameter in outcomes.sweep.read_space().parameters:
         values = [t.values.get(parameter.key, "-") for t in columns.values()]
         rows.append((parameter.key, *map(number, values)))
-    counts = {state: sum(t.state == state for t in outcomes.trials) for state in STATES.values()}
+    counts = {state: sum(t.state == state for t in outcomes.trials) for state in get_args(State)}
     notes = (
         *_ties(outcomes, shown),
         *_ends(outcomes, best),

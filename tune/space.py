@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayfed.errors import ConfigError, unknown
+from rayfed.user_files import as_scalar
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 Values: TypeAlias = Mapping[str, Any]
-Scalar: TypeAlias = bool | int | float | str | None
-SCALARS = (type(None), bool, int, float, str)
-
 
 NEAR_END = 0.05
 """Part of a range within which a value is near its end."""
@@ -46,7 +43,7 @@ class Parameter:
     def suggest(self, trial: BaseTrial) -> Any:
         """Ask Optuna for a value."""
         if self.kind == "choice":
-            labels = [label(option) for option in self.args]
+            labels = [as_scalar(option) for option in self.args]
             return self.args[labels.index(trial.suggest_categorical(self.key, labels))]
         low, high, *step = self.args
         log = self.kind in ("loguniform", "lograndint")
@@ -130,7 +127,7 @@ class Space:
                     f"{where}.{parameter.key}: {chosen[parameter.key]!r} is outside space.{parameter.key}, "
                     f"{parameter}"
                 )
-        return {key: label(value) for key, value in chosen.items()}
+        return {key: as_scalar(value) for key, value in chosen.items()}
 
     def check(self, resolve: Callable[[Values], object]) -> None:
         """Check every option and both ends of every range against the schema of the config.
@@ -175,15 +172,6 @@ def with_numbers(value: Any) -> Any:
     return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
 
 
-def label(value: Any) -> Scalar:
-    """Scalar that represents an option in Optuna, which stores scalars only.
-
-    >>> label("lora"), label([1, 2])
-    ('lora', '[1, 2]')
-    """
-    return value if isinstance(value, SCALARS) else json.dumps(value)
-
-
 KINDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2}
 """Kinds of ranges, with the number of arguments of each."""
 
@@ -226,7 +214,7 @@ def _read(key: str, entry: Any, earlier: Mapping[str, Parameter]) -> Parameter:
 
 
 def _check_options(where: str, options: Sequence[Any]) -> None:
-    labels = [label(option) for option in options]
+    labels = [as_scalar(option) for option in options]
     if not labels or len(set(map(repr, labels))) < len(labels):
         raise ConfigError(f"{where}.choice: {list(options)!r} needs options, each one once")
 

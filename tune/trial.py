@@ -1,53 +1,55 @@
-"""One trial: an experiment that Ray Tune runs round by round, and that can resume from its run folders."""
+"""One trial: the cells of a study with the values of a proposal, run round by round by Ray Tune."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-import ray
 import ray.tune
-import torch
 from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rayfed.config.schema import Config
-from rayfed.engine.measure_client import inline_device
-from rayfed.engine.setup import Setup, prepare
-from rayfed.errors import ConfigError, NonFiniteError, unknown
-from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.prometheus import Metrics, labels_of
-from rayfed.federation.executor import Executor
+from rayfed.engine.session import Session
+from rayfed.engine.weight_store import WeightStore
+from rayfed.errors import ConfigError, unknown
+from rayfed.executors.connection import Connection, Health
+from rayfed.experiment.single_run import Show
+from rayfed.experiment.study.cluster_share import ClusterShare
+from rayfed.experiment.study.coordinates import SEED
+from rayfed.experiment.study.run_cell import MOST, CommonParts, Stop, StudyCell, run_cell
 from rayfed.record.atomic_files import write_text
+from rayfed.record.folder import digest_if_finished
 from rayfed.record.readers import read_json, reading
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.types import Row
 from tune.experiment import Base
-from tune.folder import ERROR, restore, resumable, rows_of, trial_folder
-from tune.lanes import Lanes, Stage
-from tune.shared import FrozenWeights, join, sharing_features
+from tune.mean_rows import check_objectives, mean_of
 
 REACHED = "reached.json"
 NUMBER = "number"
 VALUES = "values"
+FOLDERS = "folders"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Data that all trials of a sweep share.
+    """Facts that all trials of a sweep share.
 
     Attributes:
         base: The experiment that is varied.
         folder: Folder of the sweep.
         here: Working folder in which the sweep was started, for relative paths in the config.
         objectives: Columns that every reported row must have.
-        seeds: Experiment seeds of every trial; all of them run each round before the next one begins.
-        frozen: Backbones in the object store.
+        seeds: Experiment seeds of every trial.
+        pauses: Rounds before the last one after which the scheduler may end a trial. Several seeds reach each
+            of them one after the other, before any of them goes on.
     """
 
     base: Base
@@ -55,7 +57,64 @@ class Common:
     here: Path
     objectives: tuple[str, ...]
     seeds: tuple[int, ...]
-    frozen: FrozenWeights
+    pauses: tuple[int, ...] = ()
+
+
+Report = Callable[[Row], bool]
+"""Hands over a row, and says whether the next one is wanted."""
+
+
+class Rows:
+    """The rows that a function reports in its own thread; it waits after each of them.
+
+    Args:
+        work: The function; it ends when a row that it reports is answered with False.
+    """
+
+    def __init__(self, work: Callable[[Report], None]) -> None:
+        self._work = work
+        self._rows: SimpleQueue[Row | BaseException | None] = SimpleQueue()
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def next(self) -> Row | None:
+        """The next row; None: there are no more.
+
+        Raises:
+            Exception: What the function raised.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._wanted.put(True)
+        row = self._rows.get()
+        if isinstance(row, BaseException):
+            raise row
+        return row
+
+    def close(self) -> None:
+        """Let the function end, and wait until it has."""
+        if self._thread is not None:
+            self._wanted.put(False)
+            self._thread.join()
+
+    def _report(self, row: Row) -> bool:
+        self._rows.put(row)
+        return self._wanted.get()
+
+    def _run(self) -> None:
+        try:
+            self._work(self._report)
+        except BaseException as err:  # raised in the thread that waits for a row
+            self._rows.put(err)
+        else:
+            self._rows.put(None)
+
+
+def _has(count: int, _: Mapping[str, Any], rows: Sequence[Row]) -> bool:
+    """Whether there are so many rows."""
+    return len(rows) >= count
 
 
 class Trial(ray.tune.Trainable):
@@ -65,190 +124,118 @@ class Trial(ray.tune.Trainable):
         """Begin the first trial of this process.
 
         Args:
-            config: Number and values of the trial.
-            common: Data that all trials share.
+            config: Number and values of the trial, and the folders of its cells.
+            common: What all trials share.
         """
         logging.getLogger("ray").setLevel(logging.WARNING)  # else it logs every checkpoint
         self._common = common
-        self._lanes: Lanes | None = None
+        self._parts = CommonParts(most=max(MOST, len(common.seeds)))
+        self._session = Session(Connection("", Health()), WeightStore())
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._end()
+        self._rows.close()
         self._begin(new_config)
         return True
 
     def _begin(self, config: Mapping[str, Any]) -> None:
         self._number = int(config[NUMBER])
         self._values = dict(config[VALUES])
-        self._path = trial_folder(self._common.folder, self._number)
-        self._runs: list[Iterator[Row]] = []
+        self._folders = [self._common.folder / folder for folder in config[FOLDERS]]
         self._reported = 0
-
-    def _end(self) -> None:
-        for run in self._runs:
-            run.close()  # type: ignore[attr-defined]  # closing the generator writes its tables
-        self._runs = []
+        self._goes_on = True
+        self._rows = Rows(self._run)
 
     def cleanup(self) -> None:
-        self._end()
-        if self._lanes is not None:
-            self._lanes.close()
+        self._rows.close()
+        self._session.__exit__(None, None, None)
 
     def step(self) -> dict[str, Any]:
-        """Row of the next round with scores; after a crash, rounds on disk come first."""
-        try:
-            return self._next()
-        except Exception as err:
-            write_text(self._path / ERROR, f"{type(err).__name__}: {err}\n")
-            raise
+        """Row of the next round with scores; those that are on disk come first."""
+        row = self._rows.next()
+        assert row is not None  # the last row says that the trial is done
+        return row
 
-    def _next(self) -> dict[str, Any]:
-        self._runs = self._runs or self._open()
-        while True:
-            rows = [next(run) for run in self._runs]
-            number = rows[0]["round"]
-            last = number == self._rounds
-            row = mean_of(rows, self._common.objectives)
-            check_objectives(row, self._common.objectives)
-            missing = [name for name in self._common.objectives if name not in row]
-            if missing and last:
-                known = [key for key, value in row.items() if isinstance(value, int | float)]
-                raise ConfigError(unknown("objective", missing[0], known))
-            if last:
-                row["sha256"], *_ = [next(run)["sha256"] for run in self._runs]
-            if last or (number > self._reported and not missing):
-                self._reported = number
-                return {**row, "done": last}
-
-    def _open(self) -> list[Iterator[Row]]:
-        """Prepare the experiment of every seed, and return the rows of each."""
+    def _run(self, report: Report) -> None:
+        """Run the cells, or continue them; each row waits for the answer of Ray Tune."""
         if self._common.here.is_dir():
             os.chdir(self._common.here)  # Ray starts trials in another folder
-        base = self._common.base
-        configs = [replace(base.config(self._values, seed), output=None) for seed in self._common.seeds]
-        self._rounds = configs[0].rounds
-        self._algorithm = configs[0].algorithm
-        self._path.mkdir(parents=True, exist_ok=True)
-        (self._path / ERROR).unlink(missing_ok=True)
-        setups = [prepare(config, self._common.frozen.build) for config in configs]
-        torch.set_num_threads(setups[0].world.threads)
-        executors = self._executors(configs[0], setups)
-        seeds = self._common.seeds
-        paths = [self._path / f"seed-{seed}" for seed in seeds]
-        watches = [Metrics(self._labels(seed)) if configs[0].cluster.metrics else None for seed in seeds]
-        return [rows_of(*each) for each in zip(configs, setups, paths, executors, watches, strict=True)]
-
-    def _labels(self, seed: int) -> dict[str, str]:
-        """Labels of the metrics of one seed's run; the seed is left out where a trial has one seed."""
-        trial = self._path.name + (f"-seed-{seed}" if len(self._common.seeds) > 1 else "")
-        return labels_of(self._common.folder.name, self._algorithm, trial)
-
-    def _executors(self, config: Config, setups: Sequence[Setup]) -> Sequence[Executor]:
-        frozen = [self._common.frozen.of(setup.world) for setup in setups]
-        worlds = [sharing_features(s.world, backbone) for s, backbone in zip(setups, frozen, strict=True)]
-        if config.cluster.executor == "inline":
-            pairs = zip(worlds, setups, strict=True)
-            device, _ = inline_device(setups[0], config.cluster)  # the sweep has said why
-            return [InlineExecutor(world, s.weights, config.failures, device) for world, s in pairs]
-        stages = [
-            Stage(
-                world=world,
-                weights=join(setup.weights, backbone),
-                labels=self._labels(seed) if config.cluster.metrics else None,
-            )
-            for world, setup, backbone, seed in zip(worlds, setups, frozen, self._common.seeds, strict=True)
+        configs = [self._common.base.cell(self._values, seed) for seed in self._common.seeds]
+        *others, last = [
+            StudyCell(at={SEED: config.seed}, config=replace(config, output=str(folder)))
+            for config, folder in zip(configs, self._folders, strict=True)
         ]
-        if self._lanes is None:
-            self._lanes = self._start_lanes(config, setups[0])
-        self._lanes.policy = config.failures
-        served = self._lanes.serve(stages)
-        self._write_placement(self._lanes)
-        return served
+        rounds = last.config.rounds
+        self._tell(report, RecordedRun(last.place).rounds, rounds)
+        for end in (*(self._common.pauses if others else ()), rounds):
+            for cell in others if self._goes_on else ():
+                self._advance(cell, end, partial(_has, end))
+            if self._goes_on:
+                self._advance(last, end, partial(self._ends, report, end, rounds))
+        self._tell(report, RecordedRun(last.place).rounds, rounds)
 
-    def _start_lanes(self, config: Config, setup: Setup) -> Lanes:
-        """Client actors in the bundles that Ray Tune reserved for this trial."""
+    def _ends(self, report: Report, end: int, rounds: int, _: Mapping[str, Any], rows: Sequence[Row]) -> bool:
+        """Report the rows of the last cell so far; whether it ends, or waits for the other ones."""
+        self._tell(report, rows, rounds)
+        return not self._goes_on or len(rows) >= end
+
+    def _advance(self, cell: StudyCell, end: int, stop: Stop) -> None:
+        """Run a cell until a round, unless it is further."""
+        rounds = cell.config.rounds
+        is_there = end < rounds and len(RecordedRun(cell.place).rounds) >= end
+        if is_there or digest_if_finished(cell.place, rounds):
+            return
+        seed = f"-seed-{cell.config.seed}" if len(self._common.seeds) > 1 else ""
+        self._session.trial = self._common.folder.name, f"{self._number:04d}{seed}"
+        show = Show(quiet=True, whole=self._common.folder)
+        run_cell(replace(cell, stop=stop), self._parts, show, self._session, self._part(cell))
+
+    def _part(self, cell: StudyCell) -> ClusterShare | None:
+        """The actors for which Ray Tune has reserved bundles; None: the cell runs in this process."""
+        if cell.config.cluster.executor == "inline":
+            return None
         group = get_current_placement_group()
         assert group is not None  # Ray Tune always makes one
-        clients = list(setup.experiment.clients)
-        bundles = [bundle for bundle in group.bundle_specs if bundle]
-        if config.cluster.actors == "per_client" and len(clients) != len(bundles):
-            raise ConfigError(
-                f"cluster.actors: per_client needs the same number of clients in every trial; this one has "
-                f"{len(clients)} instead of {len(bundles)}"
-            )
-        lanes = (
-            clients if config.cluster.actors == "per_client" else [f"{i:02d}" for i in range(len(bundles))]
-        )
-        options = [
-            {
-                "num_cpus": bundle.get("CPU", 0),
-                "num_gpus": bundle.get("GPU", 0),
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, i),
-            }
-            for i, bundle in enumerate(bundles)
-        ]
-        pid = os.getpid()  # actors are reused by later trials, so their names contain no trial number
-        return Lanes([f"rayfed:trial-{pid}:clients:{lane}" for lane in lanes], options, config.failures)
+        actors = [bundle for bundle in group.bundle_specs if bundle]
+        cpus, gpus = actors[0].get("CPU", 0.0), actors[0].get("GPU", 0.0)
+        return ClusterShare(lanes=1, actors=len(actors), cpus=cpus, gpus=gpus)
 
-    def _write_placement(self, lanes: Lanes) -> None:
-        """Write to placement.json on which nodes the trial's actors are."""
-        group = get_current_placement_group()
-        places = ray.get([lane.actor.where.remote() for lane in lanes.lanes])
-        facts = {"bundles": group.bundle_specs if group else [], "lanes": places}
-        write_text(self._path / "placement.json", json.dumps(facts, indent=1) + "\n")
+    def _tell(self, report: Report, rows: Sequence[Row], rounds: int) -> None:
+        """Report the rows that Ray Tune does not have yet, of rounds that all seeds have finished.
+
+        Args:
+            report: Hands a row to Ray Tune.
+            rows: Rows of the last seed so far.
+            rounds: Number of rounds of the trial.
+
+        Raises:
+            ConfigError: The last round lacks an objective.
+            NonFiniteError: An objective is not finite.
+        """
+        names = self._common.objectives
+        others = [RecordedRun(folder).rounds for folder in self._folders[:-1]]
+        for of_round in zip(*others, rows, strict=False):
+            row = mean_of(of_round, names)
+            is_last = row["round"] == rounds
+            digests = [digest_if_finished(folder, rounds) for folder in self._folders] if is_last else []
+            if row["round"] <= self._reported or not all(digests) or not self._goes_on:
+                continue
+            check_objectives(row, names)
+            if missing := [name for name in names if name not in row]:
+                if not is_last:
+                    continue
+                known = [key for key, value in row.items() if isinstance(value, int | float)]
+                raise ConfigError(unknown("objective", missing[0], known))
+            self._reported = row["round"]
+            final = {"sha256": digests[0]} if is_last else {}
+            self._goes_on = report({**row, **final, "done": is_last})
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Copy everything with which the trial can continue after this round on any node."""
-        target = Path(checkpoint_dir)
-        for folder in sorted(self._path.glob("seed-*")):
-            for name in resumable(folder):
-                (target / folder.name / name.parent).mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, target / folder.name / name)
-        write_text(target / REACHED, json.dumps({"round": self._reported}))
+        """Note which round was reported; all else is in the folders of the cells."""
+        write_text(Path(checkpoint_dir) / REACHED, json.dumps({"round": self._reported}))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue after the round of a checkpoint; the run folders may contain later rounds already."""
-        self._end()
+        """Continue after the reported round; the cells may have later rounds already."""
         source = Path(str(checkpoint))
         with reading(source / REACHED):
             self._reported = int(read_json(source / REACHED, dict)["round"])
-        for folder in sorted(source.glob("seed-*")):
-            here = self._path / folder.name
-            if not (here / "config.yaml").exists():  # the trial was on another node
-                restore(folder, here)
-
-
-def check_objectives(row: Row, objectives: Sequence[str]) -> None:
-    """End a trial whose objective is not finite: it failed, and the searcher learns nothing from it.
-
-    Raises:
-        NonFiniteError: Names the objective and the round.
-    """
-    bad = [name for name in objectives if name in row and row[name] is None]
-    if bad:
-        raise NonFiniteError(f"{bad[0]} is not finite in round {row['round']}; narrow the space of train.lr")
-
-
-def mean_of(rows: Sequence[Row], objectives: Sequence[str]) -> Row:
-    """One row for all seeds: the mean of every number, and the standard deviation of the objectives.
-
-    >>> mean_of([{"round": 1, "accuracy": 0.25, "worst": "a"}, {"round": 1, "accuracy": 0.75, "worst": "b"}],
-    ...     ["accuracy"])
-    {'round': 1, 'accuracy': 0.5, 'accuracy_std': 0.25}
-    """
-    if len(rows) == 1:
-        return dict(rows[0])
-    merged: Row = {}
-    for key, first in rows[0].items():
-        values: list[Any] = [row.get(key) for row in rows]
-        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-            mean = sum(values) / len(values)
-            merged[key] = int(mean) if isinstance(first, int) and mean == int(mean) else mean
-            if key in objectives:
-                merged[f"{key}_std"] = (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
-        elif None in values and any(isinstance(v, int | float) for v in values):
-            merged[key] = None  # of one seed it was not finite, so the mean is not
-        elif all(v == first for v in values):
-            merged[key] = first
-    return merged

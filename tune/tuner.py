@@ -1,9 +1,9 @@
-"""Ray Tune's tuner for a checked sweep, new or restored after a crash."""
+"""Ray Tune's tuner for the study of a sweep."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray.tune
@@ -11,52 +11,33 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
-from rayfed.record.readers import DamagedError, read_json
 from rayfed.record.trackers import DATABASE, URI, temporary_environment, variables
 from tune.checks import Search
 from tune.progress import Progress
-from tune.searcher import RoundAwareOptuna, count_of_trials, make_sampler
+from tune.searcher import OptunaSearcher, scored_rows
+from tune.study import SweepStudy
 from tune.sweep import Sweep
 
 RAY_FOLDER = "tune"
 """Folder of Ray Tune's files inside the folder of the sweep."""
 
-SNAPSHOT = re.compile(r"experiment_state-\d{4}-\d{2}-\d{2}_\d{2}-\d{2}-\d{2}\.json")
 
-
-def make_tuner(search: Search, trainable: Any, most: int) -> ray.tune.Tuner:
-    """A tuner for a new sweep, or one restored from the snapshot of a killed sweep.
+def make_tuner(study: SweepStudy, trainable: Any, most: int, progress: Progress) -> ray.tune.Tuner:
+    """A tuner that runs the trials of a sweep that have not ended.
 
     Args:
-        search: The checked sweep.
+        study: The study of the sweep.
         trainable: `tune.trial.Trial` with its parameters and resources.
         most: Largest number of trials at the same time.
+        progress: Is told how trials end.
     """
-    folder = search.path / RAY_FOLDER
-    _drop_unreadable(folder)
-    if list(folder.glob("experiment_state*.json")) and ray.tune.Tuner.can_restore(str(folder)):
-        return ray.tune.Tuner.restore(str(folder), trainable)
-    sweep = search.sweep
-    config = search.config
-    seed = config.seed if sweep.seed is None else sweep.seed
-    searcher = RoundAwareOptuna(
-        search.space,
-        search.base,
-        sweep.objectives,
-        search.path,
-        [search.space.point(point, "points") for point in search.points],
-        make_sampler(sweep.search, seed + count_of_trials(search.path)),  # a new one would repeat its draws
-    )
-    one = len(sweep.objectives) == 1
-    name, mode = next(iter(sweep.objectives.items()))
+    search = study.search
     return ray.tune.Tuner(
         trainable,
         tune_config=ray.tune.TuneConfig(
-            metric=name if one else None,
-            mode=mode if one else None,
-            search_alg=searcher,
-            scheduler=_scheduler(sweep, config.rounds),
-            num_samples=sweep.trials,
+            search_alg=OptunaSearcher(study),
+            scheduler=_scheduler(study),
+            num_samples=search.sweep.trials,
             max_concurrent_trials=most,
             reuse_actors=True,
             trial_name_creator=_trial_name,
@@ -66,44 +47,20 @@ def make_tuner(search: Search, trainable: Any, most: int) -> ray.tune.Tuner:
             name=RAY_FOLDER,
             storage_path=str(search.path),
             verbose=0,
-            callbacks=[*_loggers(search), Progress(tuple(sweep.objectives), config.rounds)],
+            callbacks=[*_loggers(search), progress],
             failure_config=ray.tune.FailureConfig(max_failures=1),
-            checkpoint_config=ray.tune.CheckpointConfig(
-                checkpoint_frequency=config.checkpoint.every, num_to_keep=2, checkpoint_at_end=False
-            ),
         ),
     )
 
 
-def _drop_unreadable(folder: Path) -> None:
-    """Remove snapshots that are incomplete because Ray was killed while it wrote them.
-
-    Ray then uses an older snapshot; without one, Optuna's journal and the run folders hold all results.
-    """
-    for file in folder.glob("experiment_state*.json"):
-        if not SNAPSHOT.fullmatch(file.name):
-            continue
-        try:
-            read_json(file, dict)
-        except DamagedError:
-            file.unlink(missing_ok=True)
-
-
-def forget_snapshots(path: Path) -> None:
-    """Remove Ray's state of a sweep; Optuna's journal and the run folders hold all results."""
-    for file in (path / RAY_FOLDER).glob("experiment_state*.json"):
-        if SNAPSHOT.fullmatch(file.name):
-            file.unlink(missing_ok=True)
-
-
-def run_trials(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
+def run_trials(tuner: ray.tune.Tuner) -> None:
     """Run all trials.
 
     Raises:
         RayFedError: The searcher or a check of RayFed stopped the sweep.
     """
     try:
-        return tuner.fit()
+        tuner.fit()
     except ray.tune.TuneError as err:
         cause: BaseException | None = err
         while cause is not None and not isinstance(cause, RayFedError):
@@ -111,17 +68,57 @@ def run_trials(tuner: ray.tune.Tuner) -> ray.tune.ResultGrid:
         raise (cause or err) from None
 
 
-def _scheduler(sweep: Sweep, rounds: int) -> TrialScheduler:
+def pauses_of(sweep: Sweep, rounds: int, every: int) -> tuple[int, ...]:
+    """The rounds before the last one after which the scheduler may end a trial.
+
+    Args:
+        sweep: The sweep.
+        rounds: Number of rounds of a trial.
+        every: Every so many rounds have scores.
+    """
     asked = sweep.schedule
+    wanted: Sequence[int] = ()
+    if asked.name == "asha":
+        wanted = [asked.grace * asked.reduction**rung for rung in range(rounds.bit_length())]
+    elif asked.name == "median":
+        wanted = range(asked.grace, rounds)
+    scored = {-(-number // every) * every for number in wanted}
+    return tuple(sorted(number for number in scored if number < rounds))
+
+
+def _scheduler(study: SweepStudy) -> TrialScheduler:
+    """The rule that stops trials early; it knows the rows of the trials that earlier commands ended."""
+    asked = study.search.sweep.schedule
     if asked.name == "none":
         return FIFOScheduler()
+    [(name, mode)] = study.search.sweep.objectives.items()
+    scheduler: TrialScheduler
     if asked.name == "median":
-        return MedianStoppingRule(
-            time_attr="round", grace_period=asked.grace, min_samples_required=asked.least
+        scheduler = MedianStoppingRule(
+            *("round", name, mode), grace_period=asked.grace, min_samples_required=asked.least
         )
-    return ASHAScheduler(
-        time_attr="round", max_t=rounds, grace_period=asked.grace, reduction_factor=asked.reduction
-    )
+    else:
+        rounds = study.search.config.rounds
+        scheduler = ASHAScheduler(
+            *("round", name, mode), max_t=rounds, grace_period=asked.grace, reduction_factor=asked.reduction
+        )
+    for trial in study.searched.trials:
+        if trial.state in ("finished", "stopped early"):
+            earlier: Any = _Earlier(trial_id=f"earlier-{trial.number}")
+            scheduler.on_trial_add(earlier, earlier)
+            for row in scored_rows(study, dict(trial.values)):
+                scheduler.on_trial_result(earlier, earlier, row)
+    return scheduler
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """A trial of an earlier command, and the controller without other trials, for Ray's schedulers."""
+
+    trial_id: str
+
+    def get_live_trials(self) -> list[Any]:
+        return []
 
 
 def _loggers(search: Search) -> list[Any]:

@@ -52,7 +52,7 @@ def listed(root: Path) -> list[Listed]:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Folders of runs, studies and sweeps that are not inside another one."""
+    """Folders of runs and studies that are not inside another one."""
     for folder, names, _ in os.walk(root):
         names.sort()
         if mark_of(Path(folder)) is not None:

@@ -38,7 +38,7 @@ from rayfed.record.locks import (
     read_mark,
     write_mark,
 )
-from rayfed.record.readers import ROWS, STUDY, DamagedError
+from rayfed.record.readers import ROWS, STUDY, SWEEP, DamagedError
 
 KEPT = (COMMAND, WRITER, MARKER, f"{MARKER}.tmp")
 """Files of RayFed in the folder of a run that say whose it is."""
@@ -89,7 +89,7 @@ def set_aside(root: Path) -> Path:
 
 
 def runs_below(root: Path) -> Iterator[Path]:
-    """Folders of runs that are in the folder of another run, of a study or of a sweep."""
+    """Folders of runs that are in the folder of another run or of a study."""
     for folder, names, files in os.walk(root):
         if MARKER in files and Path(folder) != root:
             yield Path(folder)
@@ -157,7 +157,7 @@ class Claim:
 
     Attributes:
         path: The folder.
-        kind: run, study, sweep or job.
+        kind: run or study.
         token: Random text in the marker of the folder, new for every command.
         made: Folders that were created for it, outermost first.
         begun: Whether all files in the folder were written under this claim.
@@ -265,7 +265,8 @@ def _already_held(path: Path, kind: str) -> str:
         ways.append("set overwrite=true")
         if any(path.glob("checkpoints/round-*")) or any(path.glob("cells/*/checkpoints/round-*")):
             ways.append(f"continue it with {way_to_continue(path)}")
-    elif kind == "sweep":
+    elif (path / SWEEP).exists():
+        kind = "sweep"
         ways.append(f"continue it with python -m tune.run resume={path}")
     else:
         ways.append("continue it with the command that began it")
@@ -296,7 +297,7 @@ def claim(path: Path, owner: str, overwrite: bool = False, kind: str = "run") ->
         path: The folder, which need not exist.
         owner: Result of `look` when the command started.
         overwrite: Replace the run that is in the folder.
-        kind: run, study, sweep or job.
+        kind: run or study.
 
     Raises:
         ConfigError: Another process holds the folder or has begun in it since `look`, or the folder cannot be
@@ -346,7 +347,7 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
 
     Args:
         path: The folder.
-        kind: run, study, sweep or job.
+        kind: run or study.
         patience: Seconds to wait until another process releases the locks; None: as long as a killed driver
             may need to end.
 

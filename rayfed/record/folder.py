@@ -33,6 +33,7 @@ from rayfed.record.readers import (
     ROWS,
     SENT,
     STUDY,
+    SWEEP,
     WITHOUT,
     DamagedError,
     has_checkpoint,
@@ -115,6 +116,8 @@ def rounds_on_disk(path: Path) -> int:
 
 def way_to_continue(path: Path) -> str:
     """The command that continues what is in a folder, or the call if no process can import its objects."""
+    if (path / SWEEP).exists():
+        return f"python -m tune.run resume={path}"
     if (path / STUDY).exists() and (not (path / "config.yaml").exists() or has_own_objects(path)):
         return "the program that began it"
     call = f"rayfed.Experiment(...).resume({str(path)!r})"

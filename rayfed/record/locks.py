@@ -32,7 +32,7 @@ class Mark:
     """The content of a marker.
 
     Attributes:
-        kind: run, sweep or job.
+        kind: run or study.
         claim: Random text, new for every command that wrote into the folder.
         format: Version of the format of the marker.
     """

@@ -42,6 +42,9 @@ ROWS = "rounds.jsonl"
 STUDY = "study.json"
 """The cells of a study, in its folder: their coordinates, folders and digests."""
 
+SWEEP = "sweep.yaml"
+"""The arguments of `rayfed sweep`, in the folder of its study."""
+
 SCORE = "score"
 """Key of environment.json for the metric of a run, as of `rayfed.objective.score_facts`."""
 

@@ -11,10 +11,7 @@ from tune.results import Outcome, Outcomes
 
 
 def trials(*values):
-    return [
-        Outcome(number=i, state="finished", values=v, row={}, sha256="", error="")
-        for i, v in enumerate(values)
-    ]
+    return [Outcome(number=i, state="finished", values=v, row={}) for i, v in enumerate(values)]
 
 
 def test_every_value_has_a_place_on_its_scale():
@@ -30,7 +27,7 @@ def test_every_value_has_a_place_on_its_scale():
 
 def test_of_equal_trials_the_figure_marks_the_one_that_the_table_calls_the_best(tmp_path):
     found = [
-        replace(trial, row={"accuracy": score})
+        replace(trial, row={"accuracy": score}, scores={"accuracy": score})
         for trial, score in zip(trials({"a": 1}, {"a": 2}, {"a": 3}), (0.5, 0.7, 0.7), strict=True)
     ]
     sweep = SimpleNamespace(objectives={"accuracy": "max"}, searcher="random", trials=3, name="mine")

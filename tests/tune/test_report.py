@@ -19,9 +19,8 @@ def swept(tmp_path):
                 number=i,
                 state="finished",
                 values={"train.lr": 0.01},
+                scores={"accuracy": score, "sigma_type": 0.1, "dice": 0.5},
                 row={"round": rounds, "accuracy": score, "sigma_type": 0.1},
-                sha256="",
-                error="",
             )
             for i, score in enumerate(scores)
         )

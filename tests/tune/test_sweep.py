@@ -11,10 +11,12 @@ import rayfed
 import tune
 from rayfed.config.schema import load_config
 from rayfed.errors import ConfigError, ResourceError
+from rayfed.experiment.listed import listed
 from tests.conftest import SMALL
 from tests.rayfed.executors.test_prometheus import scraping
+from tests.rayfed.experiment.study.test_on_ray import client_actors
 from tests.rayfed.record.trackers import logged
-from tests.tune.folders import rows
+from tests.tune.folders import folders_of, rows
 
 pytestmark = pytest.mark.ray
 SPACE = {
@@ -33,23 +35,43 @@ def swept(ray_cluster, cache, tmp_path_factory):
     options = {"trials": 4, "seeds": 2, "seed": 3, "max_concurrent": 2, "loggers": ("tensorboard", "mlflow")}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        grid = tune.search(overrides, SPACE, objective="accuracy", output=str(path), **options)
-    return path, grid
+        study = tune.search(overrides, SPACE, objective="accuracy", output=str(path), **options)
+    return path, study
 
 
 @pytest.mark.slow
 @pytest.mark.steady
 def test_every_trial_is_in_the_table_and_the_papers_values_come_first(swept):
-    path, grid = swept
+    path, study = swept
     table = pd.read_parquet(path / "trials.parquet")
     assert table["trial"].tolist() == [0, 1, 2, 3]
     assert set(table["state"]) == {"finished"}
-    assert len(grid) == 4
-    assert not grid.errors
+    assert len(study.trials) == 4
     paper = table.iloc[0]
     assert (paper["tuning"], paper["tuning.rank"], paper["train.lr"]) == ("lora", 8, 0.02)
     assert table[table["tuning"] == "head"]["tuning.rank"].isna().all()
-    assert grid.get_best_result().metrics["accuracy"] == pytest.approx(table["accuracy"].max())
+    assert study.trials["accuracy"].tolist() == table["accuracy"].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+def test_a_sweep_is_a_study(swept):
+    """Its cells are the trials by their values and seeds, with all that a study has."""
+    path, study = swept
+    opened = rayfed.load(path)
+    pd.testing.assert_frame_equal(opened.trials, study.trials)
+    pd.testing.assert_frame_equal(opened.results, study.results)
+    assert opened.names == ("tuning", "tuning.rank", "train.lr", "seed")
+    assert len(opened.finished) == 8
+    table = pd.read_parquet(path / "trials.parquet").set_index("trial")
+    best = table.loc[table["accuracy"].idxmax()]
+    assert opened.best_run.sha256 == best["sha256"]
+    assert opened.best_params["train.lr"] == best["train.lr"]
+    assert opened.scores.mean().max() == pytest.approx(best["accuracy"])
+    assert (opened.tests()["seeds"] == 2).all()
+    assert len(opened.table) == 4
+    assert len(opened.plot().axes) == 1
+    assert {each.state for each in listed(path)} == {"finished"}
 
 
 @pytest.mark.slow
@@ -80,7 +102,9 @@ def test_the_best_config_repeats_the_best_trial(swept, tmp_path):
 @pytest.mark.steady
 def test_what_a_sweep_leaves_besides(swept):
     path, _ = swept
-    assert (path / "runs" / "0003" / "seed-1" / "clients.parquet").exists()  # a whole run folder
+    table = pd.read_parquet(path / "trials.parquet").set_index("trial")
+    of_last = folders_of(path, train__lr=table["train.lr"][3])
+    assert [(folder / "clients.parquet").exists() for folder in of_last] == [True, True]  # whole run folders
     report = (path / "report.md").read_text()
     assert "(best" in report
     assert all(figure.name in report for figure in (path / "figures").glob("*.png"))
@@ -111,10 +135,11 @@ def test_mlflow_has_every_round_of_every_trial(swept):
 @pytest.mark.steady
 def test_resuming_a_finished_sweep_runs_nothing_again(swept):
     path, _ = swept
-    before = {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")}
-    grid = tune.resume(path)
-    assert len(grid) == 4
-    assert {file: file.stat().st_mtime for file in path.glob("runs/*/*/model/*")} == before
+    before = {file: file.stat().st_mtime for file in path.glob("cells/*/model/params.safetensors")}
+    assert len(before) == 8
+    study = tune.resume(path)
+    assert len(study.trials) == 4
+    assert {file: file.stat().st_mtime for file in path.glob("cells/*/model/params.safetensors")} == before
 
 
 @pytest.mark.slow
@@ -124,15 +149,15 @@ def test_a_finished_sweep_gets_more_trials(swept, tmp_path):
     more = tmp_path / "more"
     shutil.copytree(path, more)
     before = pd.read_parquet(path / "trials.parquet")
-    written = {file.relative_to(more): file.stat().st_mtime for file in more.glob("runs/*/*/model/*")}
-    assert len(tune.resume(more, trials=6)) == 6
+    written = {file.relative_to(more): file.stat().st_mtime for file in more.glob("cells/*/model/*")}
+    assert len(tune.resume(more, trials=6).trials) == 6
     table = pd.read_parquet(more / "trials.parquet")
     pd.testing.assert_frame_equal(table.iloc[:4], before)
     assert set(table["state"]) == {"finished"}
     assert table["train.lr"].nunique() == 6  # a new searcher does not propose what was tried
-    now = {file.relative_to(more): file.stat().st_mtime for file in more.glob("runs/*/*/model/*")}
+    now = {file.relative_to(more): file.stat().st_mtime for file in more.glob("cells/*/model/*")}
     assert {file: time for file, time in now.items() if file in written} == written
-    assert len(tune.resume(more)) == 6
+    assert len(tune.resume(more).trials) == 6
     with pytest.raises(ConfigError, match="trials: 3 are fewer than the 6"):
         tune.resume(more, trials=3)
 
@@ -140,12 +165,16 @@ def test_a_finished_sweep_gets_more_trials(swept, tmp_path):
 @pytest.mark.slow
 @pytest.mark.steady
 def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
-    """Two objectives; lanes that go from seed to seed and from trial to trial give what one process gives."""
+    """Two objectives; actors that go from seed to seed and from trial to trial give what one process gives.
+
+    The third trial has the values of an earlier one, as there are two, and so its cells.
+    """
     overrides = [*SMALL, f"data.cache={cache}", "algorithm=ditto", "cluster.actors=2"]
     config = load_config([*overrides, "cluster.cpus_per_actor=0.5"])  # its clients keep stores
     space = {"train.lr": {"choice": [0.02, 0.05]}}
+    before = client_actors()
     with scraping() as seen:
-        grid = tune.search(
+        study = tune.search(
             config,
             space,
             trials=3,
@@ -156,26 +185,19 @@ def test_trials_with_client_actors(ray_cluster, cache, tmp_path, small):
             loggers=(),
             output=str(tmp_path / "out"),
         )
-    assert len(grid) == 3
+    assert len(study.trials) == 3
     labels = [dict(labels) for name, labels in seen if name == "ray_rayfed_visit_seconds_count"]
     trials = {own["trial"] for own in labels if (own["run"], own["algorithm"]) == ("out", "ditto")}
     assert trials
     assert trials <= {f"{number:04d}-seed-{seed}" for number in range(3) for seed in range(2)}
     table = pd.read_parquet(tmp_path / "out" / "trials.parquet").set_index("trial")
     for number, seed in ((0, 0), (2, 1)):
-        folder = tmp_path / "out" / "runs" / f"{number:04d}"
-        overrides = [f"seed={seed}", f"train.lr={table['train.lr'][number]}", "cluster=inline"]
-        saved = load_config(
-            [*overrides, f"output={tmp_path / f'again{number}'}"], folder / f"seed-{seed}" / "config.yaml"
-        )
-        assert rows(rayfed.simulate(saved).path) == rows(folder / f"seed-{seed}")
-    places = [
-        json.loads((tmp_path / "out" / "runs" / f"{n:04d}" / "placement.json").read_text()) for n in range(3)
-    ]
-    assert places[0]["bundles"] == [{"CPU": 0.5}, {"CPU": 0.5}]
-    pids = [[lane["pid"] for lane in place["lanes"]] for place in places]
-    assert len(set(pids[0])) == 2
-    assert pids[0] == pids[1] == pids[2]  # the same processes served every trial
+        folder = folders_of(tmp_path / "out", train__lr=table["train.lr"][number], seed=seed)[0]
+        overrides = [f"seed={seed}", "cluster=inline", f"output={tmp_path / f'again{number}'}"]
+        saved = load_config(overrides, folder / "config.yaml")
+        assert rows(rayfed.simulate(saved).path) == rows(folder)
+    assert len(study.finished) == 4
+    assert client_actors() - before == 2  # the same ones served every seed of every trial
     front = sorted(int(file.stem) for file in (tmp_path / "out" / "front").glob("*.yaml"))
     beaten = [
         n
@@ -211,8 +233,12 @@ def test_asha_stops_what_cannot_win(ray_cluster, cache, tmp_path):
     table = pd.read_parquet(tmp_path / "out" / "trials.parquet")
     assert table["state"].tolist() == ["finished", *["stopped early"] * 3]
     assert table["rounds"].tolist() == [4, 1, 1, 1]
-    written = [len(rows(tmp_path / "out" / "runs" / f"{n:04d}" / "seed-0")) for n in range(4)]
+    written = [len(rows(folder)) for folder in folders_of(tmp_path / "out")]
     assert written == [4, 1, 1, 1]  # no round was computed after the decision
+    assert rayfed.load(tmp_path / "out").results["round"].tolist() == written
+    more = tune.resume(tmp_path / "out", trials=5)  # the scheduler knows of those that ended
+    assert more.trials["state"].tolist()[:4] == table["state"].tolist()
+    assert [len(rows(folder)) for folder in folders_of(tmp_path / "out")][:4] == written
 
 
 @pytest.mark.slow

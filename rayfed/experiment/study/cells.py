@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result
 from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
-from rayfed.errors import ConfigError, PartsFailedError, shown, unknown
+from rayfed.errors import ConfigError, PartsFailedError, unknown
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.kept_session import QUIETLY, Shown
 from rayfed.experiment.single_run import Show
@@ -23,7 +23,6 @@ from rayfed.experiment.study.coordinates import (
     SEED,
     Key,
     Value,
-    find_key,
     in_words,
     keys_of,
     labels_of,
@@ -36,6 +35,7 @@ from rayfed.experiment.study.paired_tests import paired_tests
 from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
+from rayfed.experiment.study.runs import Runs
 from rayfed.experiment.study.schedule import Schedule, again, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
@@ -59,36 +59,6 @@ def _naming_cell(key: Key, names: Sequence[str]) -> Iterator[None]:
     except ConfigError as err:
         err.args = (f"{err.args[0]} (the cell {in_words(key, names)})", *err.args[1:])
         raise
-
-
-class Runs(Mapping[str, Sequence[Run]]):
-    """The finished runs of a study.
-
-    `runs[coordinates]` is one run: of a tuple in the order of `Study.names`, or of a dict. `runs[label]`
-    are those of a row of the tables, in the order of the cells. Iterating yields the labels.
-    """
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __getitem__(self, at: Any) -> Any:
-        names = self._study.names
-        if isinstance(at, str) and len(names) > 1:
-            rows = self._study.rows
-            if at not in rows:
-                raise KeyError(f"{at!r} is no row of the study; its rows are: {', '.join(rows)}")
-            return rows[at]
-        key = find_key(at, names)
-        if key not in self._study.finished:
-            known = "is not finished" if key in self._study.cells else "is no cell of the study"
-            raise KeyError(f"the cell {shown(at)} {known}; the coordinates are {', '.join(names)}")
-        return self._study.finished[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._study.rows)
-
-    def __len__(self) -> int:
-        return len(self._study.rows)
 
 
 class Study:
@@ -423,7 +393,7 @@ class Study:
     @property
     def runs(self) -> Runs:
         """The finished runs by coordinates, and by row."""
-        return Runs(self)
+        return Runs(self.names, self.cells, self.finished, self.rows)
 
     @property
     def seeds(self) -> list[Value]:

@@ -41,7 +41,7 @@ from rayfed.columns import (
 from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
 from rayfed.evaluation.metrics import holm
-from rayfed.record.readers import ROWS, STUDY, read_json, read_parquet, read_yaml, reading
+from rayfed.record.readers import ROWS, STUDY, read_json, reading
 from rayfed.record.recorded_run import RecordedRun, Rule
 from rayfed.report.comparison import frozen_notes
 from rayfed.report.final_table import head_notes, some_clients, total_cost, total_steps
@@ -65,7 +65,7 @@ from rayfed.report.page.single import (
 from rayfed.report.protocols import TABLES
 from rayfed.terminal.table_formats import Cell, Column, Table
 from rayfed.types import Row
-from rayfed.user_files import check_run_folder
+from rayfed.user_files import as_scalar, check_run_folder
 
 SEED = re.compile(r", seed \d+")
 """The part that differs between titles of tables of one experiment with several seeds."""
@@ -149,8 +149,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-SWEEP = "sweep.yaml"
-"""A folder with this file is that of a sweep."""
 REPRODUCTION = "reproduction.json"
 """A folder with this file is that of a reproduced table."""
 SIDE = ("seed", "cluster.", "data.cache", "checkpoint.", "tensorboard", "trackers", *NOT_COMPARED)
@@ -186,7 +184,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Content of a folder: its runs, sweeps or jobs.
+    """Content of a folder: its runs, studies or jobs.
 
     Attributes:
         title: What it is.
@@ -207,13 +205,11 @@ def find(path: Path) -> Found:
     """The runs in a folder.
 
     Raises:
-        ConfigError: It holds no run, no sweep and no reproduced table.
+        ConfigError: It holds no run, no study and no reproduced table.
         DamagedError: A file in it cannot be read.
     """
     if (path / REPRODUCTION).exists():
         return _reproduction(path)
-    if (path / SWEEP).exists():
-        return _sweep(path)
     if (path / STUDY).exists():
         return _study(path)
     check_run_folder(path)
@@ -227,24 +223,28 @@ def _study(path: Path) -> Found:
     tree = read_json(path / STUDY, dict)
     members = []
     with reading(path / STUDY):
-        cells = [(str(c["label"]), c["coordinates"].get("part"), path / c["folder"]) for c in tree["cells"]]
+        cells = [(str(c["label"]), c["coordinates"], path / c["folder"]) for c in tree["cells"]]
         rule: Rule = "validation" if tree["reported"] == "validation" else "last"
         protocol = PROTOCOLS.get(tree["protocol"])
-    for label, part, folder in cells:
-        if (folder / ROWS).exists():
-            run = RecordedRun.opened(folder, rule)
-            words = str(part) if protocol is None else protocol.setting.format(name=part)
-            setting, averaged = ("", True) if part is None else (words, run.by_validation)
-            members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
+    begun = [each for each in cells if (each[2] / ROWS).exists()]
+    for label, at, folder in begun:
+        run, part = RecordedRun.opened(folder, rule), at.get("part")
+        words = str(part) if protocol is None else protocol.setting.format(name=part)
+        setting, averaged = ("", True) if part is None else (words, run.by_validation)
+        members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
-    return Found(
+    found = Found(
         title=_title(members, protocol, len(cells)),
         members=members,
         heading="The protocol",
         tables=protocol_tables(runs_in(path)),
         repeat=repeat_command(path / "config.yaml") if (path / "config.yaml").exists() else "",
     )
+    if "search" not in tree:
+        return found
+    with reading(path / STUDY):
+        return _with_trials(found, path, tree["search"], [at for _, at, _ in begun])
 
 
 MOST_IN_TITLE = 5
@@ -262,36 +262,50 @@ def _title(members: Sequence[Member], protocol: Protocol | None, cells: int) -> 
     return f"{', '.join(methods)} on {members[0].run.data}{how}"
 
 
-def _sweep(path: Path) -> Found:
-    """The trials of a sweep, each with a run for each seed."""
-    with reading(path / SWEEP):
-        tree = read_yaml(path / SWEEP)["sweep"]
-        name, space = str(tree["name"]), list(tree["space"])
+def _with_trials(
+    found: Found, path: Path, search: Mapping[str, Any], at: Sequence[Mapping[str, Any]]
+) -> Found:
+    """The content of the study of a search: its runs have the numbers of their trials.
+
+    Args:
+        found: The study.
+        path: Its folder.
+        search: The trials, as study.json has them.
+        at: The coordinates of each run.
+    """
+    keys, numbers = list(search["space"]), dict[tuple[Any, ...], int]()
+    for trial in search["trials"]:
+        numbers.setdefault(tuple(as_scalar(trial["values"].get(key)) for key in keys), trial["number"])
     members = []
-    for folder in sorted((path / "runs").glob("*/*/config.yaml")):
-        run = RecordedRun.opened(folder.parent)
-        trial = int(folder.parent.parent.name) if folder.parent.parent.name.isdigit() else 0
-        members.append(Member(run=run, method=run.method, setting=f"trial {trial}"))
-    if not members:
-        raise ConfigError(f"{path}: none of the sweep's trials has begun; there is nothing to report yet")
-    tables = [_trials(path, space)] if (path / "trials.parquet").exists() else []
+    for member, own in zip(found.members, at, strict=True):
+        setting = f"trial {numbers[tuple(own[key] for key in keys)]}"
+        setting += f", {member.setting}" if member.setting else ""
+        members.append(replace(member, method=member.run.method, setting=setting))
     best = path / "best.yaml"
-    repeat = repeat_command(best) if best.exists() else ""
-    return Found(title=f"Sweep {name}", members=members, heading="Trials", tables=tables, repeat=repeat)
+    return replace(
+        found,
+        title=f"Sweep {search['name']}" if search["name"] else f"Search of {count_of(len(numbers), 'trial')}",
+        members=members,
+        heading="Trials",
+        tables=[_trials(search), *found.tables],
+        repeat=repeat_command(best) if best.exists() else found.repeat,
+    )
 
 
-def _trials(path: Path, space: Sequence[str]) -> Table:
+def _trials(search: Mapping[str, Any]) -> Table:
     """The table of all trials: their state, objectives and hyperparameters."""
-    table = read_parquet(path / "trials.parquet").to_pylist()
-    names = list(table[0]) if table else []
-    names = names[: names.index("sha256")] if "sha256" in names else names
-    names += ["error"] if "error" not in names and any(row.get("error") for row in table) else []
-    kinds: dict[str, Kind] = {"trial": "count", "rounds": "count", "state": "text", "error": "text"}
+    trials, objectives, space = search["trials"], list(search["objectives"]), list(search["space"])
+    errors = ["error"] if any(trial["error"] for trial in trials) else []
+    names = ["trial", "state", *objectives, *space, *errors]
+    rows: list[list[Cell]] = []
+    for trial in trials:
+        values = [*map(trial["scores"].get, objectives), *map(trial["values"].get, space)]
+        rows.append([*map(_cell, (trial["number"], trial["state"], *values, *map(trial.get, errors)))])
+    kinds: dict[str, Kind] = {"trial": "count", "state": "text", "error": "text"}
     columns = []
-    for name in names:
-        numbers = all(isinstance(row[name], int | float | None) for row in table)
+    for place, name in enumerate(names):
+        numbers = all(isinstance(row[place], int | float | None) for row in rows)
         columns.append(Column(name, kinds.get(name, "number" if numbers else "text")))
-    rows: list[list[Cell]] = [[_cell(row[name]) for name in names] for row in table]
     caption = f"Searched were {', '.join(space)}."
     return Table(title="Trials", notes=(caption,), columns=columns, rows=rows, filters={"state": ""})
 

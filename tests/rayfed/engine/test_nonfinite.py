@@ -178,8 +178,8 @@ def test_a_round_is_shown_without_a_loss(capsys):
 
 
 def test_a_trial_without_a_score_does_not_poison_the_search():
-    from tune.results import is_score
-    from tune.trial import check_objectives, mean_of
+    from rayfed.experiment.study.trials import is_score
+    from tune.mean_rows import check_objectives, mean_of
 
     rows = [{"round": 2, "loss": 1.0, "accuracy": 0.5}, {"round": 2, "loss": None, "accuracy": 0.5}]
     row = mean_of(rows, ["loss"])

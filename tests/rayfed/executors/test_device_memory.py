@@ -29,10 +29,8 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.shared_weights import checksum
 from rayfed.testing import SMALL, play, small_setup
 from rayfed.types import Broadcast, Update
-from tests.conftest import STEADY
-from tests.pretended import TYPE, pretended
+from tests.pretended import pretended
 from tests.pretended_memory import memory
-from tune.lanes import Stage, TrialClient
 
 FEW = ("data.domains=[plain]", "model.options={depth: 2}", "data.test=2", "data.val=0", "train.group=1")
 FAULT = (
@@ -385,57 +383,6 @@ def test_groups_that_a_fault_ended_are_repeated_as_groups(monkeypatch):
     alone = Queue([[0], [1], [2], [3, 4]])
     alone._receive("done")
     assert sorted(alone.queued) == [[0], [1], [2], [3, 4]]
-
-
-@pytest.mark.slow
-@pytest.mark.steady
-@pytest.mark.parametrize(
-    ("on_gpu", "held"), [(True, [1, 1, 1, 1]), pytest.param(False, [1, 2, 2, 1], marks=STEADY)]
-)
-def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
-    seeds = [small_setup(*FEW, f"seed={seed}") for seed in range(2)]
-    stages = [Stage(world=setup.world, weights=setup.weights) for setup in seeds]
-    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
-    monkeypatch.setattr(client_actor.ray, "get", lambda value: value)
-    models = []
-
-    class Watching(Worker):
-        def __init__(self, world, weights, *_):
-            super().__init__(world, weights)
-            models.append(weakref.ref(self._model))
-
-    monkeypatch.setattr(client_actor, "Worker", Watching)
-    actor = TrialClient("a", stages, 0)
-    if on_gpu:
-        actor._device = f"{TYPE}:0"
-        monkeypatch.setattr(client_actor, "limit_memory", lambda device, share: None)
-    found = []
-    for change in (partial(actor.choose, 0), partial(actor.choose, 1), partial(actor.choose, 0)):
-        change()
-        found.append(sum(model() is not None for model in models))
-        assert actor.worker.world.seed == (len(found) == 2)
-    actor.become(stages)
-    found.append(sum(model() is not None for model in models))
-    assert found == held
-
-
-def test_a_trial_whose_model_does_not_fit_says_so(monkeypatch):
-    setup = small_setup(*FEW)
-    stage = Stage(world=setup.world, weights=setup.weights)
-
-    def full(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
-    monkeypatch.setattr(client_actor.ray, "get", lambda value: value)
-    actor = TrialClient("a", [stage, stage], 0)
-    monkeypatch.setattr(client_actor, "Worker", full)
-    actor.choose(1)
-    with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
-        actor.run([[None]])
-    actor = TrialClient("a", [stage], 0)
-    with pytest.raises(ResourceError, match="CUDA out of memory; what needs less"):
-        actor.where()
 
 
 def test_an_actor_takes_its_part_of_a_device_only(monkeypatch):

@@ -156,7 +156,7 @@ def test_a_damaged_marker_is_no_permission(content, tmp_path):
     assert pictured(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.parametrize("kind", ["run", "study"])
 def test_a_folder_that_does_not_exist_cannot_be_continued(kind, tmp_path):
     with pytest.raises(ConfigError, match="there is no such folder"), claim_again(tmp_path / "none", kind):
         pass

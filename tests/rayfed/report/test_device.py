@@ -4,19 +4,15 @@ With `auto`, runs and trials of a small network stay on the CPU.
 """
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rayfed.config.schema import load_config
 from rayfed.engine import measure_client
 from rayfed.experiment.experiment import simulate
 from rayfed.report import feature_map, landscape, slopes
-from rayfed.testing import small_setup
 from tests.conftest import SMALL
 from tests.pretended import TYPE, pretended
-from tune.trial import Trial
 
 BY_NAME = {"auto": torch.device(TYPE, 0)}
 ANALYSES = {
@@ -68,13 +64,3 @@ def test_a_small_network_uses_the_device_that_is_named(small, gpu, monkeypatch):
     monkeypatch.setattr("rayfed.engine.setup.chosen_device", lambda name: None)  # no CUDA on this machine
     small(*FEW, "cluster.device=cuda")
     assert gpu.counts.kernels > 0
-
-
-@pytest.mark.parametrize("work", ["much", "little"])
-def test_a_trial_in_one_process_computes_where_a_run_does(work, gpu, monkeypatch):
-    if work == "much":
-        large(monkeypatch)
-    trial = Trial.__new__(Trial)  # without Ray, which makes it in another process
-    trial._common = SimpleNamespace(frozen=SimpleNamespace(of=lambda world: None))
-    (executor,) = trial._executors(load_config([*SMALL, "cluster=inline"]), [small_setup()])
-    assert str(executor.worker.device) == (gpu.name if work == "much" else "cpu")

@@ -13,7 +13,7 @@ from rayfed.data.partition.manifest import META
 from rayfed.evaluation.metrics import Evaluation, Round, Score, pool, summary
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import Event
-from rayfed.record.atomic_files import write_parquet, write_table
+from rayfed.record.atomic_files import write_table
 from rayfed.record.folder import RunFolder, describe_run
 from rayfed.types import ServerState
 
@@ -167,28 +167,31 @@ def write_folds(path, methods=("fft_gp", "fedavg"), seed=0):
 
 def write_sweep(path, trials=3, seeds=(0, 1)):
     """The folder of a sweep over server.q."""
+    cells = []
     for trial in range(trials):
+        q = 0.1 + trial
         for seed in seeds:
-            folder = path / "runs" / f"{trial:04d}" / f"seed-{seed}"
-            write(folder, seed=seed, rounds=2)
-            config = yaml.safe_load((folder / "config.yaml").read_text())
-            config["server"]["q"] = 0.1 + trial
-            (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    tree = {"sweep": {"name": "q", "space": {"server.q": {"uniform": [0, 1]}}}}
-    (path / "sweep.yaml").write_text(yaml.safe_dump(tree))
+            folder = f"cells/server.q={q}-seed{seed}"
+            write(path / folder, seed=seed, rounds=2)
+            config = yaml.safe_load((path / folder / "config.yaml").read_text())
+            config["server"]["q"] = q
+            (path / folder / "config.yaml").write_text(yaml.safe_dump(config))
+            at = {"server.q": q, "seed": seed}
+            cells.append({"coordinates": at, "label": f"server.q={q}", "folder": folder})
     rows = [
         {
-            "trial": t,
+            "number": t,
             "state": "finished" if t else "stopped early",
-            "rounds": 2,
-            "val_accuracy": 0.5 + 0.1 * t,
-            "server.q": 0.1 + t,
-            "sha256": "0",
+            "scores": {"val_accuracy": 0.5 + 0.1 * t} if t else {},
+            "values": {"server.q": 0.1 + t},
             "error": "",
         }
         for t in range(trials)
     ]
-    write_parquet(path / "trials.parquet", rows)
+    search = {"name": "q", "objectives": {"val_accuracy": "max"}, "space": {"server.q": ""}, "trials": rows}
+    tree = {"names": ["server.q", "seed"], "protocol": "", "reported": "last", "cells": cells}
+    tree["search"] = search
+    (path / "study.json").write_text(json.dumps(tree))
     return path
 
 

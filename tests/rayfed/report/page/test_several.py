@@ -222,7 +222,7 @@ def test_runs_of_one_method_and_seed_are_told_apart_by_their_settings(tmp_path, 
 def test_foreign_folders_are_refused(tmp_path):
     for content in (
         {},
-        {"sweep.yaml": "a: 1"},
+        {"study.json": "{}"},
         {"reproduction.json": "{}"},
         {"config.yaml": "protocol: leave_one_out"},
     ):
