@@ -215,14 +215,11 @@ class Setup:
 
 @settings_restored()
 @use_seed(0)  # so that passes with dropout, which only check something, draw nothing from the user's streams
-def prepare(
-    config: Config, build: Callable[[World], Backbone] = World.build, shared: Shared | None = None
-) -> Setup:
+def prepare(config: Config, shared: Shared | None = None) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
         config: The experiment.
-        build: Builds the tuned model; a sweep passes a function that reuses weights in memory.
         shared: What was made for other experiments of the same command; then frozen features are kept on
             disk, where these find them. None: this experiment is alone.
 
@@ -248,7 +245,7 @@ def prepare(
     check_memory(config, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _build(config, world, partition, build))
+    model = known.once("model", _model_key(world), lambda: _build(config, world, partition))
     world = replace(world, behaviour=model.behaviour)
     bare.note(model.behaviour)
     goal = known_goal(world, model, dataset, partition)
@@ -375,10 +372,10 @@ def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     return goal
 
 
-def _build(config: Config, world: World, partition: Partition, build: Callable[[World], Backbone]) -> Built:
+def _build(config: Config, world: World, partition: Partition) -> Built:
     dataset = open_dataset(world.shard)
-    model = build(world)
-    fresh = partial(_another, model, partial(build, world))
+    model = world.build()
+    fresh = partial(_another, model, world.build)
     why_not_single = ""
     if dataset.own or world.network is not None:
         batches = first_batches(world, partition, model)

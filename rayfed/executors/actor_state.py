@@ -25,7 +25,7 @@ from rayfed.federation.executor import Call
 LOOK_EVERY = 2.0  # seconds between two measurements of the processes
 GROWTH = 1_000_000  # bytes of memory that count as progress: an import maps and allocates more
 LEAST_WORK = 0.05  # seconds of CPU that count as progress
-TITLES = ("ray::ClientActor", "ray::TrialClient")
+TITLES = ("ray::ClientActor",)
 """Titles of processes in which the constructor of a client actor runs."""
 
 

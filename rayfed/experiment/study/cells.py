@@ -393,7 +393,7 @@ class Study:
     @property
     def runs(self) -> Runs:
         """The finished runs by coordinates, and by row."""
-        return Runs(self)
+        return Runs(self.names, self.cells, self.finished, self.rows)
 
     @property
     def seeds(self) -> list[Value]:
