@@ -40,6 +40,50 @@ ALLOCATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 HOST = torch.device("cpu")
 """Where messages between processes, stores of clients and the state of the server are."""
 
+ALIGNMENT = 64
+"""Bytes: the address of every tensor that torch makes on the CPU is a multiple of this."""
+
+
+def as_made_here(value: T) -> T:
+    """A nested value whose tensors on the CPU lie in memory as those that torch makes itself.
+
+    They are contiguous, and their addresses are multiples of `ALIGNMENT`. Tensors of which this is not true
+    are copied, each once wherever it occurs; if there are none, the value itself is returned.
+
+    Libraries choose by both how they compute, and so how they round: torch adds the columns of a transposed
+    matrix in another order, and MKL multiplies matrices at other addresses in another order on processors
+    that are not Intel's. A tensor that comes from elsewhere lies where its way put it: a view stays one in
+    one process, but is a part of a message on Ray, and mapped files and arrays of NumPy begin anywhere.
+
+    Args:
+        value: Tensors and anything else, in dicts, lists and tuples.
+    """
+    there = {id(tensor): _made_here(tensor) for tensor in _tensors(value) if not _is_made_here(tensor)}
+    result: T = _replace(value, there) if there else value
+    return result
+
+
+def _made_here(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor.detach())
+
+
+def _is_made_here(tensor: Tensor) -> bool:
+    if tensor.device != HOST or tensor.layout != torch.strided or not tensor.numel():
+        return True
+    if tensor.data_ptr() % ALIGNMENT or not tensor.is_contiguous():
+        return False
+    return 1 not in tensor.shape or tensor.stride() == _contiguous_strides(tensor.shape)
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor of this shape; those of a view may differ in dimensions of size 1."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
 
 def move(value: T, device: torch.device) -> T:
     """A nested value with its tensors on a device; the value itself where they are there already.
@@ -67,9 +111,10 @@ def move(value: T, device: torch.device) -> T:
 def _moved_together(tensors: Mapping[int, Tensor], device: torch.device) -> dict[int, Tensor]:
     """The tensors on the device, by the same keys; all have one data type.
 
-    Those that are all parts of a packed tensor, such as `clone_all` makes, travel as that one.
+    Those that are all parts of a packed tensor on a device, such as `clone_all` makes, travel as that one. On
+    the CPU the placement of clients decides what is packed, and no place on a device may follow from that.
     """
-    packs = packs_of(tensors)
+    packs = packs_of({key: tensor for key, tensor in tensors.items() if tensor.device != HOST})
     packed = {key for parts in packs.values() for key in parts}
     rest = {key: tensor for key, tensor in tensors.items() if key not in packed}
     wholes = [base_of(parts).detach() for parts in packs.values()]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayfed.client_facts import Indices, RowTable, Splits
 from rayfed.data.text import Inputs, Targets
-from rayfed.devices import HOST, can_pin, free_memory, move
+from rayfed.devices import HOST, as_made_here, can_pin, free_memory, move
 from rayfed.types import Batch
 
 Array: TypeAlias = Any
@@ -363,7 +363,7 @@ class ClientData:
 def network_input(normalize: Callable[[Tensor], Tensor], stored: Stored) -> Batch:
     """Stored examples as a network and its loss take them. Args: normalize: as of `ClientData`."""
     inputs, targets = stored
-    return normalize(inputs), targets if targets.is_floating_point() else targets.long()
+    return as_made_here((normalize(inputs), targets if targets.is_floating_point() else targets.long()))
 
 
 class JointBatches:

@@ -14,6 +14,7 @@ import torch
 from rayfed.columns import ACCURACY, metric_of
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
+from rayfed.devices import as_made_here
 from rayfed.errors import (
     ConfigError,
     NobodyAnsweredError,
@@ -218,7 +219,7 @@ def run_rounds(
         state: State of the server after an earlier round, to continue from; None: begin with the first round.
     """
     first = 0 if state is None else state.round + 1
-    state = state or experiment.server.start(start)
+    state = state or experiment.server.start(as_made_here(start))
     for r in range(first, experiment.rounds):
         started = time.perf_counter()
         cohort = make_cohort(experiment, executor, r, state.virtual_time)
@@ -229,7 +230,7 @@ def run_rounds(
                 after = checked_state(
                     experiment.server, experiment.server.round(state, cohort, experiment.local)
                 )
-        state = close_round(experiment, state, cohort, after)
+        state = _as_made_here(close_round(experiment, state, cohort, after))
         trained = time.perf_counter()
         scores = scores_of(experiment, cohort, state)
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
@@ -248,6 +249,16 @@ def run_rounds(
             "seconds_training": trained - started,
         }
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
+
+
+def _as_made_here(state: ServerState) -> ServerState:
+    """A state with its tensors in the layout that they will have where a checkpoint of it is read."""
+    was = (state.params, state.shared, state.memory)
+    held = as_made_here(was)
+    if held is was:
+        return state
+    params, shared, memory = held
+    return replace(state, params=params, shared=shared, memory=memory)
 
 
 def checked_state(server: Server, state: Any) -> ServerState:

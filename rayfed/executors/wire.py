@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rayfed.devices import ALIGNMENT
 from rayfed.types import Params, Update
 
 
@@ -21,7 +22,8 @@ class Packed:
 
     Attributes:
         layout: Name, type and shape of each tensor, in order.
-        flat: The values of all tensors of a type, by type, shape (clients, values of a client).
+        flat: The values of all tensors of a type, by type, shape (clients, values of a client). Each tensor
+            begins at a multiple of `ALIGNMENT` bytes, and zeros fill the place before the next one.
         clients: Number of clients.
     """
 
@@ -53,22 +55,34 @@ def _pack(each: Sequence[Mapping[str, Tensor]]) -> Packed:
     first = each[0]
     layout = tuple((name, str(v.dtype).removeprefix("torch."), tuple(v.shape)) for name, v in first.items())
     parts: dict[str, list[Tensor]] = {}
-    for name, kind, _ in layout:
+    for name, kind, shape in layout:
         stack = torch.stack([params[name] for params in each]) if len(each) > 1 else first[name]
-        parts.setdefault(kind, []).append(stack.detach().reshape(len(each), -1))
+        values = stack.detach().reshape(len(each), -1)
+        parts.setdefault(kind, []).append(values)
+        if rest := _place(kind, shape) - values.shape[1]:
+            parts[kind].append(values.new_zeros(len(each), rest))
     flat = {kind: _as_array(torch.cat(values, 1)) for kind, values in parts.items()}
     return Packed(layout, flat, len(each))
 
 
 def _unpack(packed: Packed) -> list[Params]:
     """Views into packed arrays, for each client."""
-    sizes: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for _, kind, shape in packed.layout:
-        sizes.setdefault(kind, []).append(math.prod(shape))
-    parts = {kind: iter(_as_tensor(flat, kind).split(sizes[kind], 1)) for kind, flat in packed.flat.items()}
-    columns = [next(parts[kind]).view(packed.clients, *shape).unbind(0) for _, kind, shape in packed.layout]
+        places.setdefault(kind, []).append(_place(kind, shape))
+    parts = {kind: iter(_as_tensor(flat, kind).split(places[kind], 1)) for kind, flat in packed.flat.items()}
+    columns = [
+        next(parts[kind])[:, : math.prod(shape)].view(packed.clients, *shape).unbind(0)
+        for _, kind, shape in packed.layout
+    ]
     names = [name for name, _, _ in packed.layout]
     return [dict(zip(names, (column[k] for column in columns), strict=True)) for k in range(packed.clients)]
+
+
+def _place(kind: str, shape: tuple[int, ...]) -> int:
+    """Values of this type that the place of a tensor of this shape takes in a packed array."""
+    size: int = getattr(torch, kind).itemsize
+    return -(-math.prod(shape) * size // ALIGNMENT) * ALIGNMENT // size
 
 
 def encode(value: Any) -> Any:

@@ -31,6 +31,7 @@ from rayfed.devices import (
     HOST,
     CountedDraws,
     Deterministic,
+    as_made_here,
     base_of,
     counting,
     give_back,
@@ -160,13 +161,14 @@ def receive(
 ) -> list[tuple[Broadcast, dict[str, Any]]]:
     """Messages and stores of clients on a device; all tensors of a type travel together.
 
+    The code of a client sees every tensor in one layout (`as_made_here`), wherever it comes from.
+
     Args:
         messages: The message and the private store of each client, on the CPU.
         device: Device of the model.
     """
-    if device == HOST:
-        return [(sent, dict(store)) for sent, store in messages]
-    parts = move([(sent.params, sent.shared, dict(store)) for sent, store in messages], device)
+    parts = [(sent.params, sent.shared, dict(store)) for sent, store in messages]
+    parts = as_made_here(parts) if device == HOST else move(parts, device)
     pairs = zip(messages, parts, strict=True)
     return [(replace(sent, params=p, shared=shared), own) for (sent, _), (p, shared, own) in pairs]
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
+from rayfed.devices import as_made_here
 from rayfed.models.named_tensors import global_name
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class _NoStartValues(TorchFunctionMode):
 def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     """Arrays of all parameters and all buffers of a model by name, also of buffers outside its state dict.
 
-    Arrays of frozen parameters are views of the model's memory; trainable parameters and buffers are copied.
+    Arrays of frozen parameters are views of the model's memory; trainable parameters and buffers are copied,
+    and so are frozen ones in another layout than that of `as_made_here`, which an array might not keep on its
+    way to another process.
 
     Args:
         model: The model.
@@ -70,7 +73,7 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
             arrays[name] = value.to(torch.bfloat16).view(torch.int16).numpy()
         else:
             is_private = leaf in module._buffers or tensor.requires_grad or name in _moves(model)
-            arrays[name] = value.numpy().copy() if is_private else value.numpy()
+            arrays[name] = value.numpy().copy() if is_private else as_made_here(value).numpy()
     return arrays
 
 
@@ -109,9 +112,9 @@ def skeleton(build: Callable[[], M]) -> M:
 def attach(model: nn.Module, tensors: Arrays) -> None:
     """Set the values of a model to the arrays of `dump`, in place.
 
-    Frozen parameters become views of the arrays, without a copy. Trainable parameters, buffers and what else
-    training moves are cloned, because a write into shared memory would change them in every process of the
-    machine.
+    Frozen parameters become views of the arrays, without a copy but for small ones, which Ray puts anywhere.
+    Trainable parameters, buffers and what else training moves are cloned, because a write into shared memory
+    would change them in every process of the machine.
 
     Args:
         model: A model of the same structure, with or without values.
@@ -131,7 +134,8 @@ def attach(model: nn.Module, tensors: Arrays) -> None:
             module._buffers[leaf] = tied.setdefault(old, value.clone())
             continue
         if old not in tied:
-            value = value.clone() if old.requires_grad or name in _moves(model) else value
+            is_private = old.requires_grad or name in _moves(model)
+            value = value.clone() if is_private else as_made_here(value)
             tied[old] = nn.Parameter(value, requires_grad=old.requires_grad)
         setattr(module, leaf, tied[old])
     _check_no_meta(model)

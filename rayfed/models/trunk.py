@@ -26,7 +26,7 @@ from torch import Tensor, are_deterministic_algorithms_enabled, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.client_facts import Splits
-from rayfed.devices import HOST, finish, kind_of
+from rayfed.devices import HOST, as_made_here, finish, kind_of
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import is_trained_norm
@@ -190,7 +190,7 @@ class FeatureFolder:
             return None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array).to(self._device)
+            return as_made_here(torch.from_numpy(array)).to(self._device)
 
     def write(self, key: Any, value: Tensor) -> None:
         """Write features, unless they are there, or the disk is full or the folder is not ours."""

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from rayfed.devices import (
+    ALIGNMENT,
     HOST,
+    as_made_here,
     chosen_device,
     clone_all,
     free_memory,
@@ -28,6 +30,44 @@ NESTED = {
     "b": [torch.ones(2, 2).t(), 3, "text"],
     "c": (torch.tensor([1, 2]), {0: torch.tensor(7.0)}),
 }
+
+
+def test_tensors_from_elsewhere_are_laid_out_as_new_ones():
+    """Views, and what begins between two multiples of 64 bytes, are copied; values and types stay."""
+    flat = torch.rand(130)
+    known = torch.rand(3, 4)
+    value = {
+        "known": known,
+        "turned": known.T,
+        "inside": [flat[10:].view(4, 30), flat[1:2].view(())],
+        "once": (flat[10:].expand(2, 120), torch.rand(8, 1).as_strided((8, 1), (1, 5))),
+        "whole": torch.arange(9)[1:].as_strided((2, 2), (4, 2)),
+        "half": torch.rand(4, 6).bfloat16()[:, 2:],
+        "parameter": torch.nn.Parameter(torch.rand(5)[1:]),
+        "empty": torch.zeros(3, 0).T,
+        "text": "text",
+    }
+    found = as_made_here(value)
+    assert found["known"] is known
+    assert found["empty"] is value["empty"]
+    assert found["text"] == "text"
+    assert isinstance(found["once"], tuple)
+    pairs = [(found[key], value[key]) for key in ("turned", "whole", "half", "parameter")]
+    pairs += [pair for key in ("inside", "once") for pair in zip(found[key], value[key], strict=True)]
+    for ours, theirs in pairs:
+        assert ours is not theirs
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == torch.empty(theirs.shape).stride()
+        assert ours.data_ptr() % ALIGNMENT == 0
+        assert not ours.requires_grad
+    assert as_made_here(found) is found
+
+
+def test_a_tensor_that_is_laid_out_anew_stays_one_tensor():
+    part = torch.rand(20)[1:]
+    first, second = as_made_here([{"a": part}, (part, 1)])
+    assert first["a"] is second[0] is not part
 
 
 def test_a_nested_value_goes_there_and_back_in_one_copy_for_each_type():

@@ -1,11 +1,14 @@
 """Placement never changes results: one process, any pool of actors, an actor per client, a killed actor."""
 
 import json
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
+from rayfed import Client, Local, Method, Server
 from rayfed.config.schema import load_config
 from rayfed.engine.setup import prepare
 from rayfed.executors.actor_pool import RayExecutor
@@ -111,6 +114,68 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     finally:
         pool.close()
     assert parts == whole  # every client's own model, which lives in its store, came through
+
+
+def layout(value):
+    """Offset from 64 bytes and strides of every tensor of a nested value, by its place."""
+    if isinstance(value, Tensor):
+        return value.data_ptr() % 64, value.stride()
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {key: layout(item) for key, item in items}
+
+
+@dataclass(frozen=True)
+class KeepsViews(Server):
+    """Sends and keeps views of tensors, and sees how answers lie in memory."""
+
+    def start(self, params):
+        return super().start(params).share(turned=torch.rand(5, 3).T, large=torch.rand(200, 300)[:, 1:])
+
+    def aggregate(self, state, cohort, updates):
+        seen = [update.extra["seen"] for update in updates]
+        answers = [layout((update.params, {"views": update.extra["views"]})) for update in updates]
+        state = super().aggregate(state, cohort, updates)
+        first = next(iter(state.params.values()))
+        return state.remember(seen=str((seen, answers)), late=first.reshape(-1)[1:])
+
+
+@dataclass(frozen=True)
+class SendsViews(Local):
+    """Keeps and sends views of tensors, and says how what it gets lies in memory."""
+
+    def train(self, client: Client, sent):
+        x, y = next(iter(client.batches(shuffle=False)))
+        seen = str(layout((sent.params, sent.shared, client.store, (x, y))))
+        first = next(iter(client.params().values()))
+        client.store["views"] = [first.T, first.reshape(-1)[1:], first[:, :1], first[:1, None].mT]
+        update = super().train(client, sent)
+        params = {name: value.mT.contiguous().mT for name, value in update.params.items() if value.ndim > 1}
+        rest = {**update.params, **params}
+        return replace(update, params=rest, extra={"seen": seen, "views": (first.T, first.reshape(-1)[3:])})
+
+
+VIEWS = Method(server=KeepsViews, local=SendsViews)
+
+
+@pytest.mark.ray
+def test_every_tensor_lies_in_memory_alike_wherever_clients_run(cache, pool_of_two):
+    """How a product or a sum rounds may depend on it: on strides always, on addresses with some of MKL."""
+    from rayfed.engine.loop import run_rounds
+
+    setup = small_setup(cache, f"algorithm={__name__}:VIEWS")
+    runs = {}
+    for where, executor in {
+        "here": InlineExecutor(setup.world, setup.weights),
+        "there": pool_of_two(setup),
+    }.items():
+        *_, last = run_rounds(setup.experiment, executor, setup.start)
+        runs[where] = last.state
+    here, there = runs["here"], runs["there"]
+    assert here.memory["seen"] == there.memory["seen"]
+    assert "views" in here.memory["seen"]
+    for state in (here, there):
+        for value in (*state.params.values(), *state.shared.values(), state.memory["late"]):
+            assert layout(value) == layout(torch.empty(value.shape))
 
 
 @pytest.mark.ray

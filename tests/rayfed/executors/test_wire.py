@@ -31,6 +31,25 @@ def test_packing_keeps_names_types_shapes_and_bits():
     assert len(pack(params).flat) == 4  # one array per type, not one per tensor
 
 
+def test_every_tensor_of_a_message_begins_where_a_new_one_would():
+    """Also in rows of several clients; its place is not known to whoever receives it."""
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex128)
+    shapes = ((10,), (), (3, 1, 7), (0, 2), (64,), (5, 5))
+    names = [(f"{kind} {shape}", kind, shape) for kind in kinds for shape in shapes]
+    each = [{name: torch.rand(shape).to(kind) for name, kind, shape in names} for _ in range(3)]
+    updates = [Update(client=f"c{i}", params=params) for i, params in enumerate(each)]
+    received = [unpack(pack(each[0])), *(update.params for update in decode_updates(encode_updates(updates)))]
+    for params, sent in zip(received, [each[0], *each], strict=True):
+        first: dict[torch.dtype, int] = {}
+        for name, kind, shape in names:
+            value = params[name]
+            assert torch.equal(value, sent[name])
+            assert value.stride() == torch.empty(shape).stride()
+            if value.numel():
+                start = first.setdefault(kind, value.data_ptr())
+                assert (value.data_ptr() - start) % 64 == 0
+
+
 class Counted:
     """A task that counts how often it is pickled."""
 

@@ -18,12 +18,21 @@ def build(kind="vit", tuning=None, seed=0):
     return apply_tuning(small(kind, seed=seed), tuning or Lora(rank=2), seed)
 
 
-def read_only(arrays):
-    """Bytes as Ray's object store hands them out."""
-    out = {n: a.copy() for n, a in arrays.items()}
+def read_only(arrays, offset=0):
+    """Bytes as Ray's object store hands them out: large arrays begin at a multiple of 64, small ones of 8."""
+    out = {n: placed(a, offset) for n, a in arrays.items()}
     for array in out.values():
         array.flags.writeable = False
     return out
+
+
+def placed(array, offset):
+    """A copy that begins at a multiple of 64 bytes plus an offset."""
+    room = np.empty(array.nbytes + 128, np.uint8)
+    start = -address(room) % 64 + offset
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def attached(kind="vit", tuning=None):
@@ -61,6 +70,28 @@ def test_only_frozen_parameters_are_shared(kind, tuning):
     x = images()
     assert torch.equal(model.eval()(x), source.eval()(x))
     assert checksum(model) == checksum(source)
+
+
+@torch.no_grad()
+def test_weights_are_laid_out_alike_wherever_their_arrays_lie():
+    """Also those of a network of a user, of which an array would not keep the strides on its way."""
+
+    def build():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 5)).requires_grad_(False)
+        net[2].weight = nn.Parameter(torch.rand(8, 5).T, requires_grad=False)
+        return net.to(memory_format=torch.channels_last)
+
+    arrays = dump(build())
+    assert all(array.flags.c_contiguous for array in arrays.values())
+    for offset in (0, 8):
+        model = skeleton(build)
+        attach(model, read_only(arrays, offset))
+        for name, p in model.named_parameters():
+            assert p.data_ptr() % 64 == 0, name
+            assert p.is_contiguous(), name
+            assert np.array_equal(p.numpy(), arrays[name]), name
+            assert not p.requires_grad, name
 
 
 def test_training_writes_nothing_to_the_shared_arrays():
