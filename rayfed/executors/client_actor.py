@@ -25,6 +25,7 @@ import psutil
 import ray
 import torch
 from ray import cloudpickle
+from torch import Tensor
 
 from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
 from rayfed.errors import DeviceError, RayFedError, ResourceError
@@ -253,22 +254,27 @@ class ClientActor:
 
 
 class Received:
-    """The arguments of a remote call, each of them decoded once."""
+    """The arguments of a remote call, each of them decoded once.
+
+    What is one tensor in several messages is one here, too: a group computes with a tensor that all of its
+    clients have otherwise than with equal ones (`rayfed.fast.group`), and rounds otherwise.
+    """
 
     def __init__(self, args: Sequence[Any]) -> None:
         self._args = args
         self._params: dict[int, Params] = {}
+        self._known: dict[int, Tensor] = {}
         self._tasks: dict[bytes, Task] = {}
 
     def call(self, wire: WireCall) -> Call:
         """The call that was sent."""
         if wire.params not in self._params:
-            self._params[wire.params] = unpack(self._args[wire.params])
+            self._params[wire.params] = unpack(self._args[wire.params], self._known)
         if wire.task not in self._tasks:
             self._tasks[wire.task] = cloudpickle.loads(wire.task)
         sent = wire.call.sent
         shared = {k: self._args[wire.shared[k]] if k in wire.shared else v for k, v in sent.shared.items()}
-        sent = replace(sent, params=self._params[wire.params], shared=decode(shared))
+        sent = replace(sent, params=self._params[wire.params], shared=decode(shared, known=self._known))
         return replace(wire.call, task=self._tasks[wire.task], sent=sent)
 
     def store(self, wire: WireCall) -> dict[str, Any]:

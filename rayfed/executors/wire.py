@@ -25,11 +25,14 @@ class Packed:
         flat: The values of all tensors of a type, by type, shape (clients, values of a client). Each tensor
             begins at a multiple of `ALIGNMENT` bytes, and zeros fill the place before the next one.
         clients: Number of clients.
+        origins: For each tensor of one client a number that it has wherever it was packed in an exchange, so
+            that it can be one tensor again where it arrives.
     """
 
     layout: tuple[tuple[str, str, tuple[int, ...]], ...]
     flat: dict[str, npt.NDArray[Any]]
     clients: int
+    origins: tuple[int, ...] = ()
 
 
 PackedUpdate: TypeAlias = tuple[dict[str, Any], Packed, int]
@@ -38,19 +41,27 @@ PackedUpdate: TypeAlias = tuple[dict[str, Any], Packed, int]
 
 def pack(params: Mapping[str, Tensor]) -> Packed:
     """Copy named CPU tensors into one array per type."""
-    return _pack([params])
+    return _pack([params], tuple(map(id, params.values())))
 
 
-def unpack(packed: Packed) -> Params:
+def unpack(packed: Packed, known: dict[int, Tensor] | None = None) -> Params:
     """Views into packed arrays of one client.
 
     They must not be changed: other processes may map the same memory.
+
+    Args:
+        packed: What `pack` returned.
+        known: Tensors that came before in the same exchange, by their origin; new ones are added. None: those
+            that are one tensor at the sender are several ones here.
     """
     (params,) = _unpack(packed)
-    return params
+    if known is None:
+        return params
+    pairs = zip(params.items(), packed.origins, strict=True)
+    return {name: known.setdefault(origin, value) for (name, value), origin in pairs}
 
 
-def _pack(each: Sequence[Mapping[str, Tensor]]) -> Packed:
+def _pack(each: Sequence[Mapping[str, Tensor]], origins: tuple[int, ...] = ()) -> Packed:
     """Copy the tensors of clients, whose names, types and shapes are the same."""
     first = each[0]
     layout = tuple((name, str(v.dtype).removeprefix("torch."), tuple(v.shape)) for name, v in first.items())
@@ -62,7 +73,7 @@ def _pack(each: Sequence[Mapping[str, Tensor]]) -> Packed:
         if rest := _place(kind, shape) - values.shape[1]:
             parts[kind].append(values.new_zeros(len(each), rest))
     flat = {kind: _as_array(torch.cat(values, 1)) for kind, values in parts.items()}
-    return Packed(layout, flat, len(each))
+    return Packed(layout, flat, len(each), origins)
 
 
 def _unpack(packed: Packed) -> list[Params]:
@@ -96,15 +107,15 @@ def encode(value: Any) -> Any:
     return value
 
 
-def decode(value: Any, copy: bool = False) -> Any:
-    """Undo `encode`; tensors are read-only views unless copied."""
+def decode(value: Any, copy: bool = False, known: dict[int, Tensor] | None = None) -> Any:
+    """Undo `encode`; tensors are read-only views unless copied. `known` is as of `unpack`."""
     if isinstance(value, Packed):
-        tensor = unpack(value)[""]
+        tensor = unpack(value, known)[""]
         return tensor.clone() if copy else tensor
     if isinstance(value, dict):
-        return {k: decode(v, copy) for k, v in value.items()}
+        return {k: decode(v, copy, known) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(decode(v, copy) for v in value)
+        return type(value)(decode(v, copy, known) for v in value)
     return value
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -176,6 +177,56 @@ def test_every_tensor_lies_in_memory_alike_wherever_clients_run(cache, pool_of_t
     for state in (here, there):
         for value in (*state.params.values(), *state.shared.values(), state.memory["late"]):
             assert layout(value) == layout(torch.empty(value.shape))
+
+
+@dataclass(frozen=True)
+class SendsToEach(Server):
+    """Sends each client a message of its own, in which all but the head is the same for all."""
+
+    def send(self, state, cohort):
+        own = {name: value.clone() for name, value in state.params.items() if name.startswith("head.")}
+        return {cid: state.broadcast({**state.params, **own}) for cid in cohort.ids}
+
+
+@dataclass(frozen=True)
+class HasTeacher(Server):
+    """Sends all clients the same values of another model, in parts of `shared` that are small or large."""
+
+    def start(self, params):
+        small = {name: value + 0.1 for name, value in params.items() if value.numel() < 1000}
+        large = {name: value * 1.1 for name, value in params.items() if name not in small}
+        return super().start(params).share(small=small, large=large, room=torch.zeros(30_000))
+
+
+@dataclass(frozen=True)
+class LearnsFromTeacher(Local):
+    """Comes nearer to the outputs of a model that all clients have."""
+
+    grouped: ClassVar[bool] = True
+
+    def loss(self, client: Client, sent, batch):
+        wanted = client.reference({**sent.shared["small"], **sent.shared["large"]}, batch[0])
+        return super().loss(client, sent, batch) + (client.model(batch[0]) - wanted).pow(2).mean()
+
+
+EACH = Method(server=SendsToEach)
+TEACHER = Method(server=HasTeacher, local=LearnsFromTeacher)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "method", [("algorithm=moon", f"server.name={__name__}:EACH"), (f"algorithm={__name__}:TEACHER",)]
+)
+def test_a_group_knows_what_all_its_clients_have_wherever_it_runs(method, cache, pool_of_two):
+    """A pass with a tensor that all clients have rounds otherwise than one with equal tensors."""
+    from rayfed.engine.loop import run_rounds
+
+    setup = small_setup(cache, *method, "train.group=4", "train.batch_size=8")
+    found = set()
+    for executor in (InlineExecutor(setup.world, setup.weights), pool_of_two(setup)):
+        *_, last = run_rounds(setup.experiment, executor, setup.start)
+        found.add(digest(last.state.params))
+    assert len(found) == 1
 
 
 @pytest.mark.ray

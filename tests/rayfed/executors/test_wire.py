@@ -77,6 +77,31 @@ def test_a_task_is_pickled_once_for_all_calls_of_an_exchange(monkeypatch):
     assert Counted.pickled == 1
 
 
+def test_what_is_one_tensor_in_several_messages_is_one_where_they_arrive(monkeypatch):
+    monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", lambda value: value)
+    task, args = Counted(), []
+    body, small, large = torch.rand(3), torch.rand(4), torch.rand(200, 200)
+    heads = [torch.ones(2), torch.ones(2)]
+    messages = [
+        Broadcast(round=0, params={"body": body, "head": head}, shared={"a": [small], "b": {"c": large}})
+        for head in heads
+    ]
+    outbox = Outbox()
+    calls = [Call(f"c{i}", task, "fit", sent) for i, sent in enumerate(messages)]
+    wire = [outbox.message(call, None, lambda ref: args.append(ref) or len(args) - 1) for call in calls]
+    wire, args = pickle.loads(pickle.dumps((wire, args)))
+    received = Received(args)
+    first, second = (received.call(each).sent for each in wire)
+    assert first.params["body"] is second.params["body"]
+    assert first.params["head"] is not second.params["head"]
+    assert first.shared["a"][0] is second.shared["a"][0]
+    assert first.shared["b"]["c"] is second.shared["b"]["c"]
+    assert torch.equal(second.params["body"], body)
+    assert torch.equal(second.shared["b"]["c"], large)
+    another = decode(encode({"a": small, "b": small}))
+    assert another["a"] is not another["b"]  # the store of a client: each call has its own
+
+
 def test_packing_copies():
     value = torch.zeros(3)
     packed = pack({"a": value})
