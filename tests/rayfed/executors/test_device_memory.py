@@ -119,7 +119,7 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
             assert not any(model() for model in models)
             super().__init__(*args)
             self.call(call_of(setup), {})
-            models.append(weakref.ref(self._model))
+            models.append(weakref.ref(self.model))
 
     monkeypatch.setattr(client_actor, "Worker", Watching)
     monkeypatch.setattr(ClientActor, "where", dict)
@@ -402,7 +402,7 @@ def test_a_gpu_holds_one_seed_of_a_trial(monkeypatch, on_gpu, held):
     class Watching(Worker):
         def __init__(self, world, weights, *_):
             super().__init__(world, weights)
-            models.append(weakref.ref(self._model))
+            models.append(weakref.ref(self.model))
 
     monkeypatch.setattr(client_actor, "Worker", Watching)
     actor = TrialClient("a", stages, 0)
