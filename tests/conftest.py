@@ -60,6 +60,7 @@ NUMERIC = (
     "rayfed/models/test_attention_class_token.py",
     *(
         "rayfed/models/test_lora_layer.py",
+        "rayfed/fast/test_joint_lora.py",
         "rayfed/models/test_trunk.py",
         "rayfed/test_testing_play.py",
     ),

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-FOLDERS = ("algorithms", "rayfed/tuning", "rayfed/models")
+FOLDERS = ("algorithms", "rayfed/tuning", "rayfed/models", "rayfed/fast")
 ROOTS = ("loss", "step", "forward", "loss_and_representation")
 """The last one goes over the batches of a client before it trains (FedGC, FedGCR, FedGR)."""
 
@@ -48,6 +48,7 @@ ALLOWED = {
     f"{A}/hetlora.py:last_components:kept = max(1, int(self.gamma * rank))": "the rank is a number of Python",
     "rayfed/tuning/lora.py:_finds_sites:return bool(in_every_block(chosen_layers(model, self.sites, "
     "LAST)))": "a pattern of names of layers, made once for each model",
+    "rayfed/fast/group.py:backward:keep = bool(self._waiting)": "a set of numbers of clients",
     f"{M}/language.py:joined:if bool((there[:, 1:] & ~there[:, :-1]).any()):": (
         "in an exported network only, which its user calls"
     ),

@@ -9,6 +9,7 @@ from rayfed import simulate
 from rayfed.errors import ConfigError
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import check_compatible
+from rayfed.federation.passes import PLAIN
 from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
@@ -22,6 +23,8 @@ TARGETS = torch.tensor(V4.inputs["targets"], dtype=torch.float64)
 
 class Quadratic(nn.Module):
     """A model whose loss is half the squared distance to a target; a few plain SGD steps."""
+
+    passes = PLAIN
 
     def __init__(self, x, target, store):
         super().__init__()

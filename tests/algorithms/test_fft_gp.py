@@ -18,6 +18,7 @@ from rayfed.engine.setup import prepare
 from rayfed.evaluation.metrics import dice, spread
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo, Cohort
+from rayfed.federation.passes import PLAIN
 from rayfed.federation.server import Server
 from rayfed.types import ServerState, Update
 from tests.algorithms.depth import cohort
@@ -120,6 +121,7 @@ def test_v9_parts_of_the_meta_loss():
     client = SimpleNamespace(
         model=Scalar(V9.expected["phi_after_train"]),
         objective=SimpleNamespace(loss=half_squares),
+        passes=PLAIN,
         reference=lambda params, x, headless: (received * x)[:, None],
     )
     found = {}

@@ -53,7 +53,7 @@ def test_resnet50_fully_tuned_leaves_the_shared_copy_alone(cache):
     arrays = shared_arrays(setup)
     before = digest({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     workers = [Worker(setup.world, arrays) for _ in range(2)]
-    first, second = (dict(w._model.named_buffers()) for w in workers)
+    first, second = (dict(w.model.named_buffers()) for w in workers)
     places = {array.__array_interface__["data"][0] for array in arrays.values()}
     for name, buffer in first.items():
         assert buffer.data_ptr() not in places, name

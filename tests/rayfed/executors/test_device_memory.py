@@ -117,7 +117,7 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
             assert not any(model() for model in models)
             super().__init__(*args)
             self.call(call_of(setup), {})
-            models.append(weakref.ref(self._model))
+            models.append(weakref.ref(self.model))
 
     monkeypatch.setattr(client_actor, "Worker", Watching)
     monkeypatch.setattr(ClientActor, "where", dict)
