@@ -19,7 +19,7 @@ from rayfed.engine.measure_client import (
     largest_client,
     resident_bytes,
 )
-from rayfed.engine.memory import _check_base
+from rayfed.engine.memory import check_base
 from rayfed.errors import BusyError, ConfigError, ResourceError
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
@@ -281,10 +281,10 @@ def test_a_base_of_four_bits_is_refused_without_a_gpu_and_without_its_library(mo
     check_gpu(train, True)
     monkeypatch.setattr("rayfed.engine.memory.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs bitsandbytes.*\[quantized\]"):
-        _check_base(train, text)
+        check_base(train, text)
     monkeypatch.setattr("rayfed.engine.memory.find_spec", lambda name: name)
-    _check_base(train, text)
+    check_base(train, text)
     with pytest.raises(ConfigError, match="is for models of transformers, not for 'vit'"):
-        _check_base(train, SimpleNamespace(tokenizer=None, label="vit"))
+        check_base(train, SimpleNamespace(tokenizer=None, label="vit"))
     with pytest.raises(ConfigError, match=r"cannot be used with train\.compile"):
-        _check_base(replace(train, graphs=True), text)
+        check_base(replace(train, graphs=True), text)
