@@ -504,6 +504,24 @@ def _use_deterministic_algorithms(on: bool) -> None:
         torch.set_deterministic_debug_mode("error" if on else "default")
 
 
+def use_threads(count: int) -> None:
+    """Let torch and the libraries with which NumPy multiplies matrices compute with so many threads.
+
+    Sums depend on the number. NumPy's own would be the number of CPUs in a user's process, and the one that
+    Ray chooses in an actor.
+    """
+    torch.set_num_threads(count)
+    for library in _libraries_of_numpy():
+        library.set_num_threads(count)
+
+
+@cache
+def _libraries_of_numpy() -> tuple[Any, ...]:
+    from threadpoolctl import ThreadpoolController
+
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
 PROCESS = threading.RLock()
 """Held by the thread that uses what its process has once: settings of torch and random streams."""
 
@@ -512,9 +530,10 @@ PROCESS = threading.RLock()
 def settings_restored() -> Iterator[None]:
     """Put the settings of torch that a run chooses for its process back after the block, which runs alone.
 
-    These are the number of threads, the precision of products, deterministic kernels and the kinds of
-    attention. A run in a user's process, such as a notebook, must not change what follows it there. They and
-    the random streams belong to the process, so a block of another thread waits until this one has ended.
+    These are the number of threads, also that of NumPy, the precision of products, deterministic kernels and
+    the kinds of attention. A run in a user's process, such as a notebook, must not change what follows it
+    there. They and the random streams belong to the process, so a block of another thread waits until this
+    one has ended.
     """
     with PROCESS:
         yield from _settings_restored()
@@ -522,6 +541,7 @@ def settings_restored() -> Iterator[None]:
 
 def _settings_restored() -> Iterator[None]:
     threads = torch.get_num_threads()
+    of_numpy = [library.get_num_threads() for library in _libraries_of_numpy()]
     products = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -531,6 +551,8 @@ def _settings_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+        for library, count in zip(_libraries_of_numpy(), of_numpy, strict=True):
+            library.set_num_threads(count)
         torch.set_float32_matmul_precision(products)
         if deterministic != torch.are_deterministic_algorithms_enabled():
             _use_deterministic_algorithms(deterministic)

@@ -70,7 +70,8 @@ class ClusterConfig:
             for a small network, unless `num_gpus` is given.
         memory_per_actor: Memory of an actor in GB, counted when actors are planned, neither reserved nor
             enforced.
-        threads: Threads of torch in an actor. They change results, because float sums depend on them.
+        threads: Threads of torch and NumPy in an actor. They change results, because float sums depend on
+            them.
         num_cpus: CPUs of a Ray that is started here; none: those of the machine.
         num_gpus: GPUs of a Ray that is started here; none: those of the machine.
         dashboard: Start Ray's dashboard with a Ray that is started here, which takes longer then.

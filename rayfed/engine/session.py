@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config.schema import ClusterConfig, Config
-from rayfed.devices import settings_restored
+from rayfed.devices import settings_restored, use_threads
 from rayfed.engine.loop import Training
 from rayfed.engine.measure_client import GpuPlans, inline_device
 from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
@@ -75,13 +75,12 @@ class DriverActor:
             The number of actors that are ready, once for each of them.
         """
         import ray
-        import torch
 
         from rayfed.executors.actor_pool import RayExecutor
         from rayfed.executors.prometheus import Metrics
 
         world, weights = shared
-        torch.set_num_threads(ray.get(world).threads)
+        use_threads(ray.get(world).threads)
         self._experiment = experiment
         self._ended = threading.Event()
         self._executor = RayExecutor(

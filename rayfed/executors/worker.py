@@ -37,6 +37,7 @@ from rayfed.devices import (
     packs_of,
     set_deterministic,
     set_products,
+    use_threads,
 )
 from rayfed.errors import (
     ClientError,
@@ -388,7 +389,8 @@ class World:
         stays: Which tensors stay at the clients (`rayfed.federation.tensors_that_stay`).
         resident: Whether a process copies the examples to its device once (`rayfed.data.examples.choose`).
         resident_bytes: Most bytes of examples that `resident=auto` copies.
-        threads: torch threads of a process; equal in all processes, because it affects float sums.
+        threads: Threads of torch and NumPy in a process; equal in all processes, because it affects float
+            sums.
         deterministic: Refuse nondeterministic kernels; `auto`: on a GPU.
         features: Digest of the frozen weights, where frozen features may be kept on disk; empty: they are
             kept in memory only.
@@ -515,9 +517,9 @@ class Worker:
         self.put_back = PutBack(self.model)
 
     def choose_settings(self) -> None:
-        """Choose what torch has once for a process: threads, products and deterministic kernels."""
+        """Choose what libraries have once for a process: threads, products and deterministic kernels."""
         world = self.world
-        torch.set_num_threads(world.threads)
+        use_threads(world.threads)
         set_products(self._device, world.train.precision)
         set_deterministic(self._device, world.deterministic)
 

@@ -4,9 +4,11 @@ import json
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from rayfed import Client, Local, Method, Server
@@ -227,6 +229,53 @@ def test_a_group_knows_what_all_its_clients_have_wherever_it_runs(method, cache,
         *_, last = run_rounds(setup.experiment, executor, setup.start)
         found.add(digest(last.state.params))
     assert len(found) == 1
+
+
+@dataclass(frozen=True)
+class MultipliesInNumpy(Server):
+    """Weighs clients by products of NumPy, as a half may on the server and at a client."""
+
+    def aggregate(self, state, cohort, updates):
+        sums = [products_of_numpy(), *(update.extra["sums"] for update in updates)]
+        return super().aggregate(state, cohort, updates).remember(sums=sums)
+
+
+@dataclass(frozen=True)
+class MultipliesThereToo(Local):
+    """Sends products of NumPy."""
+
+    def train(self, client: Client, sent):
+        return replace(super().train(client, sent), extra={"sums": products_of_numpy()})
+
+
+NUMPY = Method(server=MultipliesInNumpy, local=MultipliesThereToo)
+
+
+def products_of_numpy():
+    """Sums of products of vectors so long that OpenBLAS shares them out among its threads."""
+    rows = np.random.default_rng(0).standard_normal((20, 30_001))
+    return [float(row @ row) for row in rows]
+
+
+@pytest.fixture
+def threads_of_numpy():
+    """Two threads, as on a machine with two CPUs where OMP_NUM_THREADS is not set."""
+    with threadpool_limits(2, user_api="blas"):
+        yield
+
+
+@pytest.mark.ray
+def test_numpy_has_as_many_threads_wherever_clients_run(cache, pool_of_two, threads_of_numpy):
+    from rayfed.engine.loop import run_rounds
+
+    setup = small_setup(cache, f"algorithm={__name__}:NUMPY", "rounds=1")
+    pool = pool_of_two(setup)
+    sums = [
+        last.state.memory["sums"]
+        for executor in (InlineExecutor(setup.world, setup.weights), pool)
+        for last in run_rounds(setup.experiment, executor, setup.start)
+    ]
+    assert len({str(own) for each in sums for own in each}) == 1
 
 
 @pytest.mark.ray

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import rayfed
@@ -230,6 +231,10 @@ def test_what_stays_at_a_client_is_in_its_personal_model():
 
 def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
     """Threads, kernels and random numbers of a notebook are its own, also after a run with other settings."""
+
+    def threads_of_numpy():
+        return {i["filepath"]: i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
+
     experiment = own(cluster={"executor": "inline", "threads": 1}, deterministic=True)
     before = torch.get_num_threads()
     torch.use_deterministic_algorithms(False)
@@ -239,8 +244,11 @@ def test_a_run_leaves_torch_as_it_was_in_the_process_of_the_user():
     threads = torch.get_num_threads()
     torch.manual_seed(5)
     try:
-        run = experiment.run()
-        run.personal("c 1")
+        with threadpool_limits(2, user_api="blas"):
+            given = threads_of_numpy()
+            run = experiment.run()
+            run.personal("c 1")
+            assert threads_of_numpy().items() >= given.items()
         assert torch.get_num_threads() == threads
         assert not torch.are_deterministic_algorithms_enabled()
         assert torch.equal(torch.rand(3), drawn)

@@ -34,8 +34,18 @@ print(*({"timm", "torchvision", "torch._dynamo", "torch._dynamo.utils", "sympy"}
 print(torch.compiler.disable is disable)
 """
 
-USED = {"yaml", "pydantic", "pyarrow", "safetensors", "psutil", "cloudpickle", "rayfed", "algorithms"}
-"""What a run uses: its config, its tables, its tensors, its functions, and the memory of the machine."""
+USED = {
+    "yaml",
+    "pydantic",
+    "pyarrow",
+    "safetensors",
+    "psutil",
+    "threadpoolctl",
+    "cloudpickle",
+    "rayfed",
+    "algorithms",
+}
+"""What a run uses: its config, tables, tensors and functions, and the memory and threads of the machine."""
 
 THEIRS = {"annotated_types", "pydantic_core", "typing_inspection", "triton"}
 """What pydantic and the formulas of torch for operations import."""
