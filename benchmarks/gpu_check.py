@@ -50,7 +50,7 @@ import torch
 from torch import Tensor
 
 from rayfed.config.schema import load_config
-from rayfed.devices import HOST, Precision, mps_runs, peak_memory, reset_peak, set_products, total_memory
+from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products, total_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.measure_client import actors_on, largest_client, measure
 from rayfed.engine.setup import Setup, prepare
@@ -67,6 +67,7 @@ from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.models.shared_weights import attach
+from rayfed.mps import mps_runs
 from rayfed.testing import SGD, plain_steps, play
 
 Row: TypeAlias = dict[str, Any]

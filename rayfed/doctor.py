@@ -148,7 +148,6 @@ def diagnose(config: Request) -> Diagnosis:
         ConfigError: The input is wrong, or no cluster answers at `cluster.address`.
         ClientError: The client failed.
     """
-    from rayfed.devices import mps_runs
     from rayfed.engine.measure_client import (
         actors_on,
         is_measured,
@@ -159,6 +158,7 @@ def diagnose(config: Request) -> Diagnosis:
     )
     from rayfed.engine.setup import prepare
     from rayfed.experiment.plan import first_run
+    from rayfed.mps import mps_runs
     from rayfed.record.trackers import check_trackers
 
     check_trackers(config.trackers)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from ray.tune import PlacementGroupFactory
 
 from rayfed.config.schema import ClusterConfig
-from rayfed.devices import HOST, mps_runs
+from rayfed.devices import HOST
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, ActorPlan, Resources, Wish, plan
+from rayfed.mps import mps_runs
 
 SLACK = 1e-9
 

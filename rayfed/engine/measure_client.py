@@ -25,12 +25,10 @@ from rayfed.config.schema import ClusterConfig
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset
 from rayfed.devices import (
-    CLIENTS,
     HOST,
     USABLE,
     chosen_device,
     free_memory,
-    mps_runs,
     peak_memory,
     reserved_memory,
     reset_peak,
@@ -46,6 +44,7 @@ from rayfed.executors.worker import Weights, World
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Call, Policy
 from rayfed.federation.train_config import TrainConfig, override
+from rayfed.mps import CLIENTS, mps_runs
 from rayfed.terminal.console import size, stage
 from rayfed.types import ServerState, Update, num_bytes
 

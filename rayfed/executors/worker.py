@@ -33,7 +33,6 @@ from rayfed.devices import (
     base_of,
     give_back,
     move,
-    mps_runs,
     packs_of,
     set_deterministic,
     set_products,
@@ -72,6 +71,7 @@ from rayfed.models.trunk import (
     use_mean_pooling,
 )
 from rayfed.models.user_model import Network, OwnBackbone
+from rayfed.mps import mps_runs
 from rayfed.objective import Objective
 from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rayfed.devices import CONTROL, DAEMON, FOLDER, mps_runs
+from rayfed.mps import CONTROL, DAEMON, FOLDER, mps_runs
 
 pytestmark = pytest.mark.xdist_group("mps")  # the daemon of one test would be seen by the other
 
