@@ -92,10 +92,12 @@ def work(args: argparse.Namespace) -> None:
         if args.print_config:
             from rayfed.config.schema import compatible_parts, to_yaml
             from rayfed.engine.setup import without_values
+            from rayfed.experiment.study.from_command import makes_study
 
             compatible_parts(config)
             without_values(config)
-            say(to_yaml(config).rstrip("\n"))
+            shown = config if makes_study(config) else config.alone()
+            say(to_yaml(shown).rstrip("\n"))
             return
         from rayfed.experiment.runner import Runner
         from rayfed.experiment.single_run import Show

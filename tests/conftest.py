@@ -54,7 +54,7 @@ NUMERIC = (
     *("algorithms/test_fedotp.py", "algorithms/test_fedpgp.py", "algorithms/test_pfedmma.py"),
     *("algorithms/test_fedra.py", "algorithms/test_fft_gp.py", "algorithms/test_inclusivefl.py"),
     *("algorithms/test_meta.py", "algorithms/test_rounds_by_hand.py", "algorithms/test_wiring.py"),
-    *("rayfed/federation/test_client_gradients.py", "rayfed/fast/test_passes_group.py"),
+    *("rayfed/federation/test_client_gradients.py", "rayfed/fast/test_group.py"),
     *("rayfed/federation/test_aggregation.py", "rayfed/federation/test_params.py"),
     *("rayfed/models/test_attention.py", "rayfed/models/test_backbone.py", "rayfed/models/test_clip.py"),
     "rayfed/models/test_attention_class_token.py",

@@ -22,6 +22,7 @@ from rayfed.federation.noise_and_compression import Channel, leave
 from rayfed.federation.privacy_accountant import Privacy, check_private
 from rayfed.federation.server import Server
 from rayfed.federation.train_config import TrainConfig
+from rayfed.sampling import poisson
 from rayfed.testing import DOMAINS, small_setup
 from rayfed.types import RESIDUAL, Update
 from tests.cohorts import make_cohort
@@ -199,7 +200,7 @@ def traces(server, channel, names, clients, rate, rounds):
             seed=trial,
             rounds=rounds,
             clients_per_round=rate * len(clients),
-            sampling="poisson",
+            sampling=poisson.draw,
             capacity=dict.fromkeys(clients, 0),
             channel=replace(channel, seed=trial),
         )
