@@ -96,8 +96,8 @@ def work(args: argparse.Namespace) -> None:
 
             compatible_parts(config)
             without_values(config)
-            shown = config if makes_study(config) else config.alone()
-            say(to_yaml(shown).rstrip("\n"))
+            printed = config if makes_study(config) else config.alone()
+            say(to_yaml(printed).rstrip("\n"))
             return
         from rayfed.experiment.runner import Runner
         from rayfed.experiment.single_run import Show
