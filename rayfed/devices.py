@@ -9,16 +9,21 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from rayfed.errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
 K = TypeVar("K")
+D = TypeVar("D", bound="DataclassInstance")
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Deterministic: TypeAlias = Literal["auto"] | bool
 
@@ -55,6 +60,13 @@ def as_made_here(value: T) -> T:
     there = {id(tensor): _made_here(tensor) for tensor in _tensors(value) if not _is_made_here(tensor)}
     result: T = _replace(value, there) if there else value
     return result
+
+
+def with_fields_made_here(value: D, *names: str) -> D:
+    """A dataclass with the tensors of these fields as of `as_made_here`; the same one if they are so."""
+    came = tuple(getattr(value, name) for name in names)
+    held = as_made_here(came)
+    return value if held is came else replace(value, **dict(zip(names, held, strict=True)))
 
 
 def _made_here(tensor: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -151,6 +152,21 @@ def one_line(error: BaseException) -> str:
     'two lines and \\x1b[31mred'
     """
     return printable(" ".join(str(error).split()))
+
+
+@contextmanager
+def adding(text: str) -> Iterator[None]:
+    """Add to the message of wrong input that is found in the block where it is, or what to do.
+
+    Args:
+        text: What follows the message; empty: nothing.
+    """
+    try:
+        yield
+    except ConfigError as err:
+        if err.args and isinstance(err.args[0], str):
+            err.args = (f"{err.args[0]}{text}", *err.args[1:])
+        raise
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
@@ -26,7 +26,7 @@ from rayfed.config.compose import (
 from rayfed.config.short_forms import PATHS, spelled_out
 from rayfed.data.data_config import DataConfig
 from rayfed.devices import Deterministic
-from rayfed.errors import ConfigError, shown
+from rayfed.errors import ConfigError, adding, shown
 from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
 from rayfed.federation.noise_and_compression import ChannelConfig
@@ -239,12 +239,12 @@ class Request(Config):
     Attributes:
         compare: Algorithms that are run with the same data, tuning and training, one after the other. Where
             nothing else chooses an algorithm, exactly these are run, with what the first one brings that fits
-            all; otherwise `algorithm` is run first, then these. The first result is in the run's folder, the
-            others in its compare/<name>; one table and one figure show all.
+            all; otherwise `algorithm` is run first, then these. Each is a cell of a study
+            (docs/many_runs.md); one table and one figure show all.
         compare_options: What a command that compares methods says of `server` and `local`, filled in by it:
             every compared method gets the values of those keys that it has, not only the first one.
-        equal_steps: Methods of `compare` that would train less often than the first one make more passes
-            (`train.epochs`), so that all train on as many batches.
+        equal_steps: Methods that would train less often than another one make more passes (`train.epochs`),
+            so that all train on as many batches.
         protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
             no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
             clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
@@ -341,7 +341,7 @@ def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[st
     def led_by(lead: str) -> Request:
         config = resolve(composed([*overrides, f"algorithm={lead}"], more=more))
         for name in names:
-            with nullcontext() if name == lead else of_compared(name):
+            with adding("" if name == lead else of_compared(name)):
                 compatible_parts(with_method(config, name))
         return config
 
@@ -355,16 +355,9 @@ def _comparison(names: Sequence[str], overrides: Sequence[str], more: Mapping[st
         raise
 
 
-@contextmanager
-def of_compared(method: str) -> Iterator[None]:
-    """Adds to wrong input that is found in the block that it concerns a compared method."""
-    try:
-        yield
-    except ConfigError as err:
-        if not err.args or not isinstance(err.args[0], str):
-            raise
-        err.args = (f"{err.args[0]} (compared method {method})", *err.args[1:])
-        raise
+def of_compared(method: str) -> str:
+    """The end of a message about wrong input of a compared method."""
+    return f" (compared method {method})"
 
 
 def with_method(config: Request, name: str, **changes: Any) -> Config:

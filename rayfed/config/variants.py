@@ -15,7 +15,7 @@ from rayfed.data.data_config import DataConfig, client_domains
 from rayfed.data.partition.groups import only_tests
 from rayfed.data.shards import Dataset
 from rayfed.data.source import choose_classes
-from rayfed.errors import ConfigError, shown
+from rayfed.errors import ConfigError, adding, shown
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.privacy_accountant import PrivacyConfig
 from rayfed.heterogeneity.faults import FaultsConfig
@@ -235,7 +235,7 @@ def comparisons(config: Request) -> dict[str, Config]:
         if name == config.algorithm:
             continue
         rounds = config.rounds if METHODS.load(name, "compare").server.trains else 1
-        with of_compared(name):
+        with adding(of_compared(name)):
             configs[name] = with_method(config, name, rounds=rounds)
             compatible_parts(configs[name])
     return configs

@@ -14,7 +14,7 @@ import torch
 from rayfed.columns import ACCURACY, metric_of
 from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
-from rayfed.devices import as_made_here
+from rayfed.devices import as_made_here, with_fields_made_here
 from rayfed.errors import (
     ConfigError,
     NobodyAnsweredError,
@@ -232,7 +232,8 @@ def run_rounds(
                 after = checked_state(
                     experiment.server, experiment.server.round(state, cohort, experiment.local)
                 )
-        state = _as_made_here(close_round(experiment, state, cohort, after))
+        state = close_round(experiment, state, cohort, after)
+        state = with_fields_made_here(state, "params", "shared", "memory")  # as a checkpoint will have it
         trained = time.perf_counter()
         scores = scores_of(experiment, cohort, state)
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
@@ -251,16 +252,6 @@ def run_rounds(
             "seconds_training": trained - started,
         }
         yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
-
-
-def _as_made_here(state: ServerState) -> ServerState:
-    """A state with its tensors in the layout that they will have where a checkpoint of it is read."""
-    was = (state.params, state.shared, state.memory)
-    held = as_made_here(was)
-    if held is was:
-        return state
-    params, shared, memory = held
-    return replace(state, params=params, shared=shared, memory=memory)
 
 
 def checked_state(server: Server, state: Any) -> ServerState:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, adding, unknown
 from rayfed.record.folder import LABELS
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.user_objects import title
@@ -272,11 +272,8 @@ class Run:
     def _setup(self) -> Setup:
         from rayfed.engine.setup import prepare
 
-        try:
+        with adding("; run.params has the trained tensors without the network"):
             return prepare(self.config)
-        except ConfigError as err:
-            err.args = (f"{err.args[0]}; run.params has the trained tensors without the network",)
-            raise
 
     def _id_of(self, client: str) -> str:
         ids = list(self.clients.index)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from rayfed.client_facts import ClientInfo, ClientTable
-from rayfed.devices import as_made_here
+from rayfed.devices import with_fields_made_here
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.attacks import with_attack
 from rayfed.federation.executor import Call, Executor, Leave, Task
@@ -336,7 +336,11 @@ class Cohort(Federation):
         # A client that drops out is not run, so its store stays as it was.
         running = [call for call in calls if not causes[call.client]]
         pairs = zip(running, self.executor.map(running), strict=True)
-        answers = {call.client: _as_made_here(update) for call, update in pairs if update is not None}
+        answers = {
+            call.client: with_fields_made_here(update, "params", "extra", "scored")
+            for call, update in pairs
+            if update is not None
+        }
         for call in calls:
             if call.client not in answers:
                 self.ledger.missing.append(call.client)
@@ -354,16 +358,6 @@ class Cohort(Federation):
     def measure(self, **metrics: float) -> None:
         """Add scalars to this round's row of the results."""
         self.ledger.metrics.update(metrics)
-
-
-def _as_made_here(update: Update) -> Update:
-    """An answer with its tensors in one layout, whichever way they came (`rayfed.devices.as_made_here`)."""
-    came = (update.params, update.extra, update.scored)
-    held = as_made_here(came)
-    if held is came:
-        return update
-    params, extra, scored = held
-    return replace(update, params=params, extra=extra, scored=scored)
 
 
 def task_name(task: Task) -> str:

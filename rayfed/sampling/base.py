@@ -89,6 +89,9 @@ class Candidates(Mapping[str, ClientInfo]):
 
         Args:
             clients: Ids of available clients.
+
+        Raises:
+            ServerError: No round has begun, as where clients are only counted before a run.
         """
         asked = self.table.in_order(set(clients))
         if not asked:

@@ -6,6 +6,7 @@ Strategies, 2020 [cho2020powerofchoice], where the rule is called pi_pow-d.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class PowerOfChoice:
             return []
         asked = [there[i] for i in rng.choice(len(there), count, replace=False, p=sizes / sizes.sum())]
         losses = clients.losses(asked)
-        return sorted(losses, key=lambda one: (-losses[one], asked.index(one)))[: clients.wanted]
+        # A loss that is no number comes last; of equal losses the client that comes first is drawn.
+        return sorted(losses, key=lambda one: (math.isnan(losses[one]), -losses[one]))[: clients.wanted]
 
 
 draw = PowerOfChoice()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result
 from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
-from rayfed.errors import ConfigError, PartsFailedError, unknown
+from rayfed.errors import ConfigError, PartsFailedError, adding, unknown
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.kept_session import QUIETLY, Shown
 from rayfed.experiment.single_run import Show
@@ -49,16 +49,6 @@ if TYPE_CHECKING:
 
 GLOBAL_MODEL = "global"
 """The model that is scored on what no client has."""
-
-
-@contextmanager
-def _naming_cell(key: Key, names: Sequence[str]) -> Iterator[None]:
-    """Adds to wrong input that is found in the block which cell of a study has it."""
-    try:
-        yield
-    except ConfigError as err:
-        err.args = (f"{err.args[0]} (the cell {in_words(key, names)})", *err.args[1:])
-        raise
 
 
 class Study:
@@ -247,7 +237,7 @@ class Study:
         asked: dict[Key, Request] = {}
         for key, cell in self.cells.items():
             own = {name: value for name, value in QUIETLY.items() if name not in cell.given}
-            with _naming_cell(key, self.names):
+            with adding(f" (the cell {in_words(key, self.names)})"):
                 config = one_method(cell.config(output=str(place), overwrite=False, **own), cell.given)
             if SEED in self.names and key[self.names.index(SEED)] != config.seed:
                 raise ConfigError(

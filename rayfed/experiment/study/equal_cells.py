@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 METHOD = "method"
 
-if TYPE_CHECKING:
-    C = TypeVar("C", bound=Config)
-else:
-    C = TypeVar("C")
+C = TypeVar("C", bound="Config")
 
 
 def its_setup(config: Config, common: CommonParts) -> tuple[Setup, ...]:

@@ -20,7 +20,7 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe, never_train
 from rayfed.data.partition.partition import ClientSplit
 from rayfed.engine.setup import Setup
-from rayfed.errors import ConfigError, PartsFailedError, count_of
+from rayfed.errors import ConfigError, PartsFailedError, adding, count_of
 from rayfed.experiment.kept_session import QUIETLY, end_session, session_of
 from rayfed.experiment.plan import make_plan
 from rayfed.experiment.runner import check_cluster, new_folder_name
@@ -128,12 +128,8 @@ def _prepared(study: Study, configs: Mapping[Key, Config], common: CommonParts) 
     """
     cells: dict[Key, tuple[Config, Setup]] = {}
     for key, config in configs.items():
-        try:
+        with adding(f" (the run of {name_of(study, key)})" if cells else ""):
             setup = make_plan(config, Path(str(config.output)), common.of(config)).setup
-        except ConfigError as err:
-            if cells:
-                err.args = (f"{err.args[0]} (the run of {name_of(study, key)})", *err.args[1:])
-            raise
         cells[key] = config, setup
     return cells
 

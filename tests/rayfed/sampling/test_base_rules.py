@@ -1,5 +1,7 @@
 """Rules that draw by what is known of the clients: shipped ones, and those of a user."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ServerError
 from rayfed.sampling.base import SAMPLERS, Candidates, sample, usual_size
 from rayfed.sampling.power_of_choice import PowerOfChoice
+from tests.conftest import ROOT
 
 SIZES = (10, 20, 30, 40, 0)
 TABLE = ClientTable.of(
@@ -56,6 +59,8 @@ def test_power_of_choice_draws_the_highest_losses_of_its_candidates():
     assert [max(ids, key=LOSS.get) for ids in asked] == [ids[0] for ids in two]
     silent = drawn(PowerOfChoice(candidates=4), 2, 1, ask=lambda ids: {"c3": 1.0})
     assert silent == [("c3",)]  # the others did not answer
+    unknown = drawn(PowerOfChoice(candidates=4), 2, 1, ask=lambda ids: {**losses(ids), "c0": float("nan")})
+    assert unknown == [("c2", "c3")]
     with pytest.raises(ConfigError, match=r"^sampling: candidates=0\.5 is not a number of at least 1"):
         PowerOfChoice(candidates=0.5)
 
@@ -169,6 +174,22 @@ def test_noise_refuses_a_rule_of_which_it_knows_nothing(cache, at):
     config = load_config([*noise, "sampling=by_size", f"data.cache={cache}", "data.limit=24", "tuning=head"])
     with pytest.raises(ConfigError, match=r"^sampling: by_size may draw clients by what they send"):
         prepare(config.alone())
+
+
+def test_the_rule_of_the_page_draws_as_it_says(cache):
+    (program,) = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "realism.md").read_text(), re.DOTALL)
+        if "sampling=" in code
+    ]
+    made = {}
+    exec(program.partition("rayfed.Experiment(")[0], made)
+    rule = made["explore_and_exploit"]
+    for ids in drawn(rule, 2, 20, is_open=lambda one: one != "c4", ask=losses):
+        assert len(ids) == 2
+        assert "c2" in ids  # the highest product of loss and size
+    run = small(cache, sampling=rule).run(quiet=True)
+    assert (run.recorded.reported["clients"], run.history["bytes_down"].min() > 0) == (2, True)
 
 
 def test_the_config_of_a_run_names_the_rule(cache):
