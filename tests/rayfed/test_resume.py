@@ -40,8 +40,15 @@ def tables(folder):
     return found
 
 
-def killed(arguments, folder, rows):
-    """Start a run and kill it with -9 in the middle of the round after so many."""
+def killed(arguments, folder, rows, cell="."):
+    """Start a run, or several of a command, and kill it with -9 in the middle of the round after so many.
+
+    Args:
+        arguments: Overrides of the command.
+        folder: Its output.
+        rows: Number of rounds of a cell, after which it is killed.
+        cell: Folder of the cell below the output; of one run, the output.
+    """
     # The last of equal keys counts: the command refuses a key that is given twice.
     arguments = {text.partition("=")[0]: text for text in arguments}.values()
     process = subprocess.Popen(
@@ -51,7 +58,7 @@ def killed(arguments, folder, rows):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    result = folder / "rounds.jsonl"
+    result = folder / cell / "rounds.jsonl"
     deadline = time.monotonic() + 300
     while not (result.exists() and len(result.read_text().splitlines()) >= rows):
         assert process.poll() is None
@@ -157,6 +164,37 @@ def test_comparisons_and_folds_are_continued_too(small):
     assert (
         run.path / "cells" / "fedavg-plain-seed0" / "history" / "000001.json.gz"
     ).stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+@pytest.mark.steady
+@pytest.mark.parametrize(
+    ("several", "cell"),
+    [
+        (("algorithm=ditto", "compare=[fedavg]"), "fedavg-seed0"),
+        (("algorithm=ditto", "protocol=leave_one_out", "data.domains=[plain,street]"), "ditto-street-seed0"),
+    ],
+)
+def test_a_killed_command_with_several_runs_goes_on_to_the_same_bytes(several, cell, cache, tmp_path):
+    options = [*SMALL, *several, "rounds=5", "data.val=4", "cluster=inline", f"data.cache={cache}"]
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    rayfed.simulate([*options, f"output={whole}"])
+    killed(options, run, 2, f"cells/{cell}")
+    first = next(own for own in sorted((run / "cells").iterdir()) if own.name != cell)
+    finished = first / "model" / "params.safetensors"
+    before = finished.stat().st_mtime_ns
+    assert 2 <= len((run / "cells" / cell / "rounds.jsonl").read_text().splitlines()) < 5
+    assert main([str(run), "--quiet"]) == 0
+    assert finished.stat().st_mtime_ns == before
+    names = sorted(own.name for own in (whole / "cells").iterdir())
+    assert names == sorted(own.name for own in (run / "cells").iterdir())
+    for name in names:
+        ours, theirs = (folder / "cells" / name for folder in (run, whole))
+        assert tables(ours) == tables(theirs)
+        tensors = ("model", "params.safetensors")
+        assert ours.joinpath(*tensors).read_bytes() == theirs.joinpath(*tensors).read_bytes()
+    reports = [(folder / "report.md").read_text().split("## How it was run")[0] for folder in (run, whole)]
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize(
