@@ -22,7 +22,7 @@ from rayfed.config.schema import load_config
 from rayfed.data.augmentation import Augmentation
 from rayfed.data.data_config import AugmentConfig
 from rayfed.data.examples import Normalizer
-from rayfed.engine.setup import prepare
+from rayfed.experiment.plan import prepared
 from rayfed.report import style
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "augmentation.png"
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=PICTURE, help="file to write")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args(argv)
-    setup = prepare(load_config([*SMALL, *args.overrides]))
+    setup = prepared(load_config([*SMALL, *args.overrides]))
     augment = setup.world.augment
     if augment is None:
         raise SystemExit("data.augment: nothing is chosen, so there is nothing to draw")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rayfed.config.schema import load_config
 from rayfed.engine.session import launch
-from rayfed.engine.setup import prepare
+from rayfed.experiment.plan import prepared
 
 WARM_UP = 2
 
@@ -24,7 +24,7 @@ WARM_UP = 2
 def seconds(overrides: list[str], rounds: int, folder: Path) -> list[float]:
     """Between the ends of rounds, after the first ones; the first of these is without a checkpoint."""
     config = load_config([*overrides, f"rounds={rounds + WARM_UP + 1}", "checkpoint.every=2"])
-    with launch(prepare(config), config, folder) as rows:
+    with launch(prepared(config), folder) as rows:
         ends = [time.perf_counter() for row in rows if "round" in row]
     return [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)][:rounds]
 

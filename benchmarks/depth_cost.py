@@ -15,8 +15,8 @@ from statistics import median
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort
-from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 
 DEPTHS = [12, 10, 8, 6, 4, 3]
 BAR = 1.15 * sum(DEPTHS) / (12 * len(DEPTHS))
@@ -29,7 +29,7 @@ def main() -> None:
     common = ["data.domains=[plain]", "data.partition.clients_per_domain=6", "cluster=inline"]
     common += ["data.val=0", "model.pretrained=false"]
     kinds = {"mixed depths": ["algorithm=fedra", f"capacity={DEPTHS}"], "all large": ["algorithm=alllarge"]}
-    setups = {name: prepare(load_config([*common, *overrides])) for name, overrides in kinds.items()}
+    setups = {name: prepared(load_config([*common, *overrides])) for name, overrides in kinds.items()}
     executors = {name: InlineExecutor(setup.world, setup.weights) for name, setup in setups.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(args.repeats + 1):

@@ -197,7 +197,7 @@ class Engine:
     def __init__(self, cache: Path, rounds: int, clients: int, batch: int, group: str, shape: Shape) -> None:
         from rayfed.config.schema import load_config
         from rayfed.engine.session import launch
-        from rayfed.engine.setup import prepare
+        from rayfed.experiment.plan import prepared
 
         config = load_config(
             [
@@ -222,7 +222,7 @@ class Engine:
         )
         (cache / "run" / "model").mkdir(parents=True)
         self.held = ExitStack()
-        self.rows = self.held.enter_context(launch(prepare(config), config, cache / "run"))
+        self.rows = self.held.enter_context(launch(prepared(config), cache / "run"))
         self.processes: list[psutil.Process] = []
 
     def round(self) -> float:

@@ -19,9 +19,9 @@ from statistics import mean, stdev
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import make_cohort, run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.experiment import simulate
+from rayfed.experiment.plan import prepared
 from rayfed.federation.client_tasks import evaluate
 from rayfed.federation.cohort import Ledger
 
@@ -53,7 +53,7 @@ def accuracy(method: str, capacity: str, seed: int, rounds: int, more: list[str]
 def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tuple[float, float]]:
     """Percent on test images, and on the clients' training images, of the global model, every fifth round."""
     overrides = [f"algorithm={method}", f"capacity={CAPACITIES[MIXED]}", f"seed={seed}", f"rounds={rounds}"]
-    setup = prepare(load_config([*overrides, "cluster=inline", "evaluation.every=5", *more]))
+    setup = prepared(load_config([*overrides, "cluster=inline", "evaluation.every=5", *more]))
     executor = InlineExecutor(setup.world, setup.weights)
     points = {}
     for done in run_rounds(setup.experiment, executor, setup.start):

@@ -16,8 +16,9 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.executor import Call
 from rayfed.federation.params import digest
 from rayfed.types import Update
@@ -55,8 +56,8 @@ def main() -> None:
             f"data.limit={options.images + 20}", "data.test=20", "data.val=0", "cluster=inline",
             f"rounds={options.rounds}", "evaluation.every=0", f"data.cache={Path(folder)}",
         ]  # fmt: skip
-        kept_setup = prepare(load_config(overrides))
-        plain_setup = prepare(load_config([*overrides, "train.cache_features=off"]))
+        kept_setup = prepared(load_config(overrides))
+        plain_setup = prepared(load_config([*overrides, "train.cache_features=off"]))
         kept = timed(kept_setup, InlineExecutor(kept_setup.world, kept_setup.weights))
         forgot = timed(kept_setup, Forgetful(kept_setup.world, kept_setup.weights))
         online = timed(plain_setup, InlineExecutor(plain_setup.world, plain_setup.weights))

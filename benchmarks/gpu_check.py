@@ -53,10 +53,11 @@ from rayfed.config.schema import load_config
 from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products, total_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.measure_client import actors_on, largest_client, measure
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.fast import fast_passes
 from rayfed.fast.dropout import use_counted_dropout
 from rayfed.fast.graphs import graphs_in
@@ -467,8 +468,8 @@ def _method_with_graphs(name: str, device: torch.device) -> Row:
     """Three rounds of a method with graphs, where it may have them, and the same tensors without."""
     overrides = [*TINY, "rounds=3", f"algorithm={name}"]
     try:
-        known, _ = _digest_and_graphs(prepare(load_config([*overrides, "train.graphs=false"])), device)
-        found, made = _digest_and_graphs(prepare(load_config([*overrides, "train.graphs=auto"])), device)
+        known, _ = _digest_and_graphs(prepared(load_config([*overrides, "train.graphs=false"])), device)
+        found, made = _digest_and_graphs(prepared(load_config([*overrides, "train.graphs=auto"])), device)
     except Exception as err:  # of any kind: a method that fails must not end the list
         return {"method": name, "what": "graphs", "bad": f"{type(err).__name__}: {one_line(err)}"}
     row = {"method": name, "what": "graphs", "same": found == known, "passes": made.used if made else 0}
@@ -606,7 +607,7 @@ def trained(place: Place, precision: Precision, resident: bool) -> Row:
 
 def lora(place: Place, *overrides: str) -> Setup:
     """Rounds of LoRA with one client; the first two warm up."""
-    return prepare(load_config([*LORA, *place.size, *ONE, f"rounds={REPEATS + 2}", *overrides]))
+    return prepared(load_config([*LORA, *place.size, *ONE, f"rounds={REPEATS + 2}", *overrides]))
 
 
 def plain(place: Place) -> Iterator[Row]:
@@ -697,7 +698,7 @@ def memory(place: Place) -> Iterator[Row]:
 
 def planned_short(place: Place, most: int | None) -> Row:
     """Advice of the plan if a whole device is too small for a client."""
-    setup = prepare(load_config([*LORA, *place.size, *FEW, "rounds=1", "train.group=1"]))
+    setup = prepared(load_config([*LORA, *place.size, *FEW, "rounds=1", "train.group=1"]))
     said = ""
     with short_of_memory(place.device, most):
         try:
@@ -778,7 +779,7 @@ def shared(overrides: Sequence[str]) -> Row:
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         config = load_config([*overrides, "cluster.dashboard=false", f"output={folder}"])
-        with launch(prepare(config), config, Path(folder), said.append) as rows:
+        with launch(prepared(config), Path(folder), said.append) as rows:
             *rounds, last = rows
     row = {"seconds_per_round": round(rounds[-1]["seconds"], 3), "sha256": last["sha256"]}
     return row | {"said": [text for text in said if not text.startswith("actors ready")]}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rayfed.config.schema import load_config
 from rayfed.engine.session import launch
-from rayfed.engine.setup import prepare
+from rayfed.experiment.plan import prepared
 
 SWITCHES = ("cluster.metrics", "tensorboard", "cluster.dashboard")
 SCRAPE = 10.0  # seconds between two readings
@@ -42,9 +42,9 @@ def seconds(overrides: list[str], folder: Path, on: bool) -> tuple[float, float]
     folder.mkdir()
     ended = threading.Event()
     began = time.perf_counter()
-    setup = prepare(config)
+    setup = prepared(config)
     first = 0.0
-    with launch(setup, config, folder) as rows:
+    with launch(setup, folder) as rows:
         for row in rows:
             if row.get("round") == 1:
                 first = time.perf_counter()

@@ -56,7 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     from rayfed.config.schema import load_config
     from rayfed.engine.session import launch
-    from rayfed.engine.setup import prepare
+    from rayfed.experiment.plan import prepared
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -70,7 +70,7 @@ def main() -> None:
                 *("cluster.actors=2", "cluster.dashboard=false", f"rounds={args.rounds + 1}"),
             ]
         )
-        setup = prepare(config)
+        setup = prepared(config)
         sizes = [len(setup.world.splits[one.id]["test"]) for one in setup.experiment.sets]
         print(f"{len(sizes)} test sets with {sum(sizes)} images, {len(setup.experiment.packs)} packs")
         trained = [len(setup.world.splits[client]["train"]) for client in setup.experiment.clients]
@@ -79,7 +79,7 @@ def main() -> None:
         rows = []
         cpu = []
         ended = []
-        with launch(setup, config, folder / "run") as found:
+        with launch(setup, folder / "run") as found:
             for row in found:
                 rows.append(row)
                 cpu.append(cpu_seconds())

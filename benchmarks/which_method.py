@@ -36,9 +36,9 @@ from rayfed.config.catalog import choices_of
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
 from rayfed.engine.measure_client import batches_a_step
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, one_line
 from rayfed.experiment.equal_steps import ROUNDING, with_passes
+from rayfed.experiment.plan import prepared
 from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.described import Fixed
 from rayfed.experiment.study.progress import Progress
@@ -138,7 +138,7 @@ def configs(
             _check_own(name, own.get(name), config)
             compatible_parts(config)
             config = replace(config, evaluation=replace(config.evaluation, every=max(1, config.rounds // 2)))
-            setup = prepare(replace(config, compare=()), shared=common_parts.of(config))
+            setup = prepared(replace(config, compare=()), shared=common_parts.of(config))
             found[row] = with_passes(config, row, _factor(row, batches_a_step(setup)))
         except ConfigError as err:
             refused[row] = one_line(err)
@@ -227,7 +227,7 @@ def facts(setting: str, study: Study, overrides: Sequence[str], refused: Mapping
         "processor": _processor(),
         "date": datetime.date.today().isoformat(),
         "rounds": config.rounds,
-        "clients": len(prepare(config).experiment.clients),
+        "clients": len(prepared(config).experiment.clients),
         "overrides": [text for text in SETTINGS[setting] if "{" not in text.replace("{{", "")],
         "bases": BASES,
         "refused": dict(refused),

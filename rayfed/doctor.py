@@ -156,13 +156,12 @@ def diagnose(config: Request) -> Diagnosis:
         too_small,
         work_of_largest,
     )
-    from rayfed.engine.setup import prepare
-    from rayfed.experiment.plan import first_run
+    from rayfed.experiment.plan import first_run, prepared
     from rayfed.mps import mps_runs
     from rayfed.record.trackers import check_trackers
 
     check_trackers(config.trackers)
-    setup = prepare(first_run(config))
+    setup = prepared(first_run(config))
     where, nodes = _nodes(config)
     problems: list[str] = []
     actors: ActorPlan | None = None

@@ -42,7 +42,8 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
         ConfigError: The folder holds no run, or an override would change its result; the message names the
             key.
     """
-    from rayfed.config.schema import BINDING, HARMLESS, changes, load_run, to_dict
+    from rayfed.config.config_changes import BINDING, HARMLESS, changes
+    from rayfed.config.schema import load_run, to_dict
 
     before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]

@@ -90,12 +90,13 @@ def work(args: argparse.Namespace) -> None:
 
         config = Experiment.from_overrides(args.overrides, args.config).config()
         if args.print_config:
+            from rayfed.config.look_up import design_of
             from rayfed.config.schema import compatible_parts, to_yaml
             from rayfed.engine.setup import without_values
             from rayfed.experiment.study.from_command import makes_study
 
             compatible_parts(config)
-            without_values(config)
+            without_values(design_of(config))
             printed = config if makes_study(config) else config.alone()
             say(to_yaml(printed).rstrip("\n"))
             return

@@ -41,10 +41,11 @@ from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.data.text import Text, Tokens
 from rayfed.engine.loop import Training, run_rounds
 from rayfed.engine.record_rounds import Keeping, record_rounds
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
 from rayfed.experiment.finished_run import Run
+from rayfed.experiment.plan import prepared
 from rayfed.federation.executor import Call, Executor
 from rayfed.federation.method_registry import check_compatible
 from rayfed.federation.params import digest
@@ -96,7 +97,7 @@ def small_setup(*overrides: str) -> Setup:
     Raises:
         ConfigError: An override is wrong.
     """
-    return prepare(load_config([*SMALL, *plain_steps(overrides), *overrides]))
+    return prepared(load_config([*SMALL, *plain_steps(overrides), *overrides]))
 
 
 class WatchingExecutor(InlineExecutor):
@@ -521,10 +522,10 @@ def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: b
         ClientError: A client failed.
     """
     config = load_config([*overrides, "cluster=inline"])
-    setup = prepare(config)
+    setup = prepared(config)
     path = Path(config.output or tempfile.mkdtemp(prefix="rayfed-play-"))
     path.mkdir(parents=True, exist_ok=True)
     executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-    keeping = Keeping.of(setup, config, path, resume)
+    keeping = Keeping.of(setup, path, resume)
     *_, last = record_rounds(setup.experiment, executor, setup.start, keeping)
     return Run(path, last["sha256"], config)

@@ -190,7 +190,7 @@ def exactly_trained(setup: Setup) -> Params:
 @contextmanager
 def exact_play() -> Iterator[None]:
     """Within it `rayfed.testing` computes in float64."""
-    from rayfed.testing import prepare, record_rounds
+    from rayfed.testing import prepared, record_rounds
 
     def rounds(*args: Any) -> Iterator[Any]:
         with exact_numbers():
@@ -198,7 +198,7 @@ def exact_play() -> Iterator[None]:
 
     with (
         patch("rayfed.testing.InlineExecutor", Exact),
-        patch("rayfed.testing.prepare", lambda config: exact_setup(prepare(config))),
+        patch("rayfed.testing.prepared", lambda config: exact_setup(prepared(config))),
         patch("rayfed.testing.record_rounds", rounds),
     ):
         yield

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from rayfed.config.schema import compatible_parts, load_config
-from rayfed.engine.setup import prepare
+from rayfed.experiment.plan import prepared
 from tests.conftest import ROOT
 
 PAGES = ["README.md", "SECURITY.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -68,7 +68,7 @@ def test_an_experiment_that_is_shown_can_be_run(page, words, saved, cache):
     compatible_parts(config)
     needs_nothing = not config.data.root and not config.trackers and not config.cluster.address
     if needs_nothing and config.protocol == "single" and not config.model.name.startswith("vit_base"):
-        prepare(load_config([*overrides, f"data.cache={cache}", "model.pretrained=false"]))
+        prepared(load_config([*overrides, f"data.cache={cache}", "model.pretrained=false"]))
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.experiment import end_session
+from rayfed.experiment.plan import prepared
 from rayfed.federation.params import digest
 from tests.conftest import ROOT, STEADY
 
@@ -53,7 +53,7 @@ def test_it_runs_in_one_process(name):
 @pytest.mark.parametrize("name", chosen(PROGRAMS))
 def test_actors_give_the_tensors_of_one_process(name, pool_of_two):
     """The functions and classes of the program travel by value."""
-    setup = prepare(experiment(name).config())
+    setup = prepared(experiment(name).config())
     *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
     *_, there = run_rounds(setup.experiment, pool_of_two(setup), setup.start)
     assert digest(here.state.params) == digest(there.state.params)

@@ -15,12 +15,14 @@ import ray
 import ray.tune
 import yaml
 
-from rayfed.config.schema import ClusterConfig, Config, to_dict
+from rayfed.config.schema import Config, to_dict
+from rayfed.config.settings import ClusterConfig
 from rayfed.engine.measure_client import inline_device, is_measured, too_small
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.connection import connection
+from rayfed.experiment.plan import prepared
 from rayfed.experiment.single_run import classes_in_words, last_words
 from rayfed.experiment.study.study_folder import KIND, held
 from rayfed.experiment.study.study_folder import new_folder as new_study
@@ -105,7 +107,7 @@ def run_sweep(search: Search, quiet: bool = False, continues: bool = False) -> t
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     with ExitStack() as held_open:
         manifest = held_open.enter_context(held(search.path, names_of(search))) if continues else None
-        setup = prepare(search.config)
+        setup = prepared(search.config)
         url = held_open.enter_context(_connect(search.config))
         most, size = _room(search, setup, tell)
         if url:

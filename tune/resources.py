@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ray.tune import PlacementGroupFactory
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.settings import ClusterConfig
 from rayfed.devices import HOST
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, ActorPlan, Resources, Wish, plan

@@ -6,17 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rayfed.config.settings import PATHS
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.errors import ConfigError, shown
 from rayfed.models.model_config import with_weights
 from rayfed.user_files import user_path
-
-PATHS = (
-    *("output", "data.root", "data.cache", "data.partition.file", "model.weights", "evaluation.model_of"),
-    *(f"faults.{name}" for name in ("trace", "devices", "sessions")),
-)
-"""Keys that may hold a path; `~` in them stands for a home folder, and relative ones begin where the command
-was started."""
 
 STAGES = ("clip", "noise", "top_k", "fp16", "int8")
 """Names of the stages of `channel`; the first three have a strength."""

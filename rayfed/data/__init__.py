@@ -11,7 +11,7 @@ from rayfed.data.data_config import DataConfig, Resize, check_config, client_dom
 from rayfed.data.preparation import cache_folder, prepare
 from rayfed.data.published import nearby
 from rayfed.data.shards import Dataset, open_dataset
-from rayfed.data.source import ONE_DOMAIN, Listing, Source, source_of, task_of
+from rayfed.data.source import ONE_DOMAIN, Listing, Reader, Source, source_of, task_of
 from rayfed.data.text import Targets
 from rayfed.data.tokens import Tokenized
 from rayfed.data.user_data import OwnData
@@ -33,6 +33,7 @@ def load(
     resize: Resize = "squash",
     tokenizer: str | None = None,
     goal: str | None = None,
+    reader: Reader | None = None,
 ) -> Dataset:
     """Prepare the data set of a config, if that was not done before, and map it into memory.
 
@@ -46,12 +47,13 @@ def load(
         resize: How images become squares under `data.resize=auto`.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts.
         goal: The task that the config names, for examples of a user; None: it follows from their targets.
+        reader: What reads the data; None: what the config names.
 
     Raises:
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
-    source = source_of(config, resize)
+    source = source_of(config, resize, reader)
     if isinstance(source, OwnData):
         source = source.of_task(goal)
     own_task = task_of(source)

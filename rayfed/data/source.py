@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -101,25 +101,30 @@ KEYS = {"aliases": "rename folders", "columns": "choose columns"}
 """Keys of the config that only some readers have, and what these do with them."""
 
 
-def make_source(config: DataConfig, resize: Resize = "squash") -> Source:
-    """Make the reader that a config names, with the values of the config that it has fields for.
+Reader: TypeAlias = type[Source] | OwnData
+"""A class whose instances read data, with fields that are keys of the config, or the examples of a user."""
+
+
+def make_source(config: DataConfig, resize: Resize = "squash", reader: Reader | None = None) -> Source:
+    """Make a reader, with the values of the config that it has fields for.
 
     Args:
         config: The config section `data`.
         resize: How images become squares under `data.resize=auto`.
+        reader: What the reader is made of; None: what the config names.
 
     Raises:
         ConfigError: There is no such reader, or it cannot use `data.root`, `data.aliases`, `data.columns` or
             `data.resize`.
     """
-    reader = READERS.load(config.reader)
+    reader = READERS.load(config.reader) if reader is None else reader
     if isinstance(reader, OwnData):
         return replace(reader, resize=resize if config.resize == "auto" else config.resize)
     options = _options(reader)
     for key, what in KEYS.items():
         if getattr(config, key) is not None and key not in options:
             raise ConfigError(f"data.{key}: the reader {config.reader!r} cannot {what}; leave it out")
-    if config.root is not None and brings_data(config):
+    if config.root is not None and "root" not in options:
         raise ConfigError(
             f"data.root: {config.root!r} would not be read: the reader {config.reader!r} brings its images "
             f"along; leave it out, or choose another data set"
@@ -184,13 +189,13 @@ READERS = Registry(
 )
 
 
-def source_of(config: DataConfig, resize: Resize = "squash") -> Source:
-    """The reader of a config (`make_source`), of the chosen classes only.
+def source_of(config: DataConfig, resize: Resize = "squash", reader: Reader | None = None) -> Source:
+    """A reader (`make_source`), of the chosen classes only.
 
     Raises:
         ConfigError: As `make_source`; or `data.classes` is set for a task without classes to choose.
     """
-    source = make_source(config, resize)
+    source = make_source(config, resize, reader)
     if config.classes is None or hasattr(source, "classes"):
         return source
     if task_of(source) not in CLASSES:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rayfed.columns import ACCURACY, metric_of
-from rayfed.config.schema import Config
 from rayfed.data.partition.partition import Partition
 from rayfed.devices import as_made_here, with_fields_made_here
 from rayfed.errors import (
@@ -112,13 +111,21 @@ class Adaptation:
     steps: int
 
 
-def adaptation_of(config: Config, server: Server, partition: Partition) -> Adaptation | None:
+def adaptation_of(
+    steps: int, scored: Literal["all"] | int, seed: int, server: Server, partition: Partition
+) -> Adaptation | None:
     """The scores to compute on unseen clients; None: none is asked for, or the method trains nothing.
+
+    Args:
+        steps: `evaluation.local_steps`.
+        scored: Number of clients whose test sets are scored (`evaluation.clients`).
+        seed: Seed of the experiment.
+        server: Server half of the method.
+        partition: Examples of each client.
 
     Raises:
         ConfigError: A number of steps is set, but all clients train.
     """
-    steps = config.evaluation.local_steps
     if steps and not partition.unseen:
         raise ConfigError(
             f"evaluation.local_steps: {steps} has no effect, because all clients train; set "
@@ -126,7 +133,7 @@ def adaptation_of(config: Config, server: Server, partition: Partition) -> Adapt
         )
     if not steps or not server.trains:
         return None
-    return Adaptation(sets=unseen_sets(partition, config.evaluation.clients, config.seed), steps=steps)
+    return Adaptation(sets=unseen_sets(partition, scored, seed), steps=steps)
 
 
 def score_adapted(

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 from rayfed.client_facts import ClientTable
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.settings import ClusterConfig
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset
 from rayfed.devices import (

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed.client_facts import ByClient
-from rayfed.config.schema import Config
+from rayfed.config.design import Design
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, ResourceError, one_line
 from rayfed.executors.worker import World
@@ -153,21 +153,21 @@ REPEATS = ("depth", "num_blocks", "num_layers", "layers")
 """Options of a model that give its number of blocks or layers."""
 
 
-def check_counts(config: Config) -> None:
+def check_counts(design: Design) -> None:
     """Refuse models with so many blocks that building them would take very long.
 
     Raises:
         ConfigError: Names the option.
     """
     for name in REPEATS:
-        value = config.model.options.get(name)
+        value = design.model.options.get(name)
         if isinstance(value, int) and value > MOST_BLOCKS:
             raise ConfigError(
                 f"model.options.{name}: {value} is more than {MOST_BLOCKS} blocks; choose fewer"
             )
 
 
-def measurable(config: Config, build: Callable[[], T]) -> T:
+def measurable(design: Design, build: Callable[[], T]) -> T:
     """Call `build`, which builds a model without values.
 
     Raises:
@@ -177,14 +177,14 @@ def measurable(config: Config, build: Callable[[], T]) -> T:
         return build()
     except (RuntimeError, OverflowError, MemoryError) as err:
         reason = one_line(err)[:200] or type(err).__name__
-        raise ConfigError(f"{_largest(config)}: the model cannot be built: {reason}") from err
+        raise ConfigError(f"{_largest(design)}: the model cannot be built: {reason}") from err
 
 
-def check_memory(config: Config, model: nn.Module, size: int, partition: Partition) -> None:
+def check_memory(design: Design, model: nn.Module, size: int, partition: Partition) -> None:
     """Refuse an experiment that cannot fit into the memory of this machine.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         model: The tuned model without values.
         size: Side of its input in pixels; 0 for tasks without images.
         partition: Examples of each client, for the size of the largest batch.
@@ -196,10 +196,10 @@ def check_memory(config: Config, model: nn.Module, size: int, partition: Partiti
     frozen = [p for p in (*model.parameters(), *model.buffers()) if not p.requires_grad]
     longest = partition.longest
     batch, key = max(
-        (min(getattr(config.train, name), longest), name) for name in ("batch_size", "eval_batch_size")
+        (min(getattr(design.train, name), longest), name) for name in ("batch_size", "eval_batch_size")
     )
     parts = {
-        _largest(config): num_bytes(frozen) + COPIES * num_bytes(trained),
+        _largest(design): num_bytes(frozen) + COPIES * num_bytes(trained),
         f"train.{key}: {batch}": batch * (3 * size**2 * 4 + _logit_bytes(model)),
     }
     need = sum(parts.values())
@@ -219,11 +219,11 @@ def _logit_bytes(model: nn.Module) -> int:
     return 2 * 4 * model.size * model.num_classes
 
 
-def check_micro_batch(config: Config, local: Local, whole_batch: str, goal: Objective) -> None:
+def check_micro_batch(design: Design, local: Local, whole_batch: str, goal: Objective) -> None:
     """Refuse gradients in parts of a batch where the loss needs the whole batch.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         local: The client half of its method.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
         goal: The task.
@@ -231,8 +231,8 @@ def check_micro_batch(config: Config, local: Local, whole_batch: str, goal: Obje
     Raises:
         ConfigError: Names the task, the client half or the part of the model.
     """
-    size = config.train.micro_batch
-    if size is not None and (why := why_whole_batches(config, local, whole_batch, goal)):
+    size = design.train.micro_batch
+    if size is not None and (why := why_whole_batches(design, local, whole_batch, goal)):
         raise ConfigError(
             f"train.micro_batch: {size} cannot be used with {why}; leave it out, or use a smaller "
             f"train.batch_size"
@@ -257,23 +257,24 @@ def check_base(train: TrainConfig, model: Backbone) -> None:
     raise ConfigError(f"train.base_bits: {train.base_bits} {reason}")
 
 
-def why_whole_batches(config: Config, local: Local, whole_batch: str, goal: Objective) -> str:
+def why_whole_batches(design: Design, local: Local, whole_batch: str, goal: Objective) -> str:
     """Why gradients cannot be computed in parts of a batch; empty: they can. Arguments as above."""
     if "loss" in goal.whole:
         return f"the loss of {goal.task!r}, which is not the mean of the losses of single examples"
     if not local.averages_rows:
-        name = config.local.get("name", config.algorithm)
-        return f"the client half of {name}, whose loss is not a mean over the examples of a batch"
+        return (
+            f"the client half of {design.names.local}, whose loss is not a mean over the examples of a batch"
+        )
     return f"{whole_batch}, which depend on the whole batch" if whole_batch else ""
 
 
-def _largest(config: Config) -> str:
+def _largest(design: Design) -> str:
     """Key and value, as `key: value`, of the largest whole number in the sections `tuning` and `model`."""
-    sections = {"tuning": config.tuning, "model.options": config.model.options}
+    sections = {"tuning": design.described["tuning"], "model.options": design.model.options}
     numbers = [pair for where, section in sections.items() for pair in _numbers(section, where)]
-    if config.model.size:
-        numbers.append((f"model.size: {config.model.size}", config.model.size))
-    return max(numbers, key=lambda pair: pair[1], default=(f"model.name: {config.model.name!r}", 0))[0]
+    if design.model.size:
+        numbers.append((f"model.size: {design.model.size}", design.model.size))
+    return max(numbers, key=lambda pair: pair[1], default=(f"model.name: {design.model.name!r}", 0))[0]
 
 
 def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
@@ -284,27 +285,27 @@ def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]
             yield f"{where}.{key}: {value}", value
 
 
-def check_scored(config: Config, world: World) -> None:
+def check_scored(design: Design, world: World) -> None:
     """Check, before anything runs, that a model trained on other classes can score those of this data set.
 
     Args:
-        config: The experiment; without `evaluation.model_of` nothing is checked.
+        design: The experiment; without `evaluation.model_of` nothing is checked.
         world: What builds its model.
 
     Raises:
         ConfigError: Its rounds would train, its model has no text tower, or the values that it trains belong
             to the classes one by one.
     """
-    if config.evaluation.model_of is None:
-        if config.data.base_classes is not None:
+    if design.evaluation.model_of is None:
+        if design.data.base_classes is not None:
             raise ConfigError(
-                f"data.base_classes: {config.data.base_classes} has no effect without evaluation.model_of, "
+                f"data.base_classes: {design.data.base_classes} has no effect without evaluation.model_of, "
                 f"because its clients have no samples of these classes; set that, or leave it out"
             )
         return
-    if config.rounds != 1:
+    if design.rounds != 1:
         raise ConfigError(
-            f"rounds: {config.rounds}, but with evaluation.model_of nothing is trained; set rounds=1"
+            f"rounds: {design.rounds}, but with evaluation.model_of nothing is trained; set rounds=1"
         )
     model = world.skeleton()
     if model.text is None:
@@ -318,7 +319,7 @@ def check_scored(config: Config, world: World) -> None:
     for name, entry in model.tensors().items():
         if entry.is_trained and other[name] != entry.tensor.shape:
             raise ConfigError(
-                f"tuning.name: {config.tuning['name']!r} trains {name!r}, which has values for each class, "
+                f"tuning.name: {design.names.tuning!r} trains {name!r}, which has values for each class, "
                 f"so that it cannot score new ones; set tuning.train_head=false where it has that option, or "
                 f"choose text_prompt (without class_specific), residual_adapter or attention_adapter"
             )

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rayfed.config.schema import Config, to_dict
 from rayfed.engine.loop import Training, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
@@ -35,7 +34,6 @@ from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
 from rayfed.types import Params, Row
 from rayfed.user_files import without_nonfinite
-from rayfed.user_objects import records
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +74,11 @@ class Keeping:
     files: Callable[[Params], Mapping[str, bytes]] | None = None
 
     @classmethod
-    def of(cls, setup: Setup, config: Config, path: Path, resume: bool, claim: str = "") -> Keeping:
-        """The settings of a config."""
+    def of(cls, setup: Setup, path: Path, resume: bool, claim: str = "") -> Keeping:
+        """The settings of an experiment."""
+        design = setup.design
         files = getattr(setup.world.tuning, "adapter_files", None)
-        about: dict[str, Any] = {"model_name": config.model.name}
+        about: dict[str, Any] = {"model_name": design.model.name}
         if setup.world.objective.tokens:
             about["names"] = library_names(setup.world.skeleton())
         if ends := getattr(setup.world.tuning, "fixed_ends", ()):
@@ -87,14 +86,14 @@ class Keeping:
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
-            every=config.checkpoint.every,
-            keep=config.checkpoint.keep,
+            every=design.checkpoint.every,
+            keep=design.checkpoint.keep,
             resume=resume,
-            tensorboard=config.tensorboard,
-            tracking=Tracking.of(config.trackers, to_dict(config)),
-            basis=basis_of(config, setup),
+            tensorboard=design.tensorboard,
+            tracking=Tracking.of(design.trackers, design.described),
+            basis=basis_of(setup),
             claim=claim,
-            on_nonfinite=config.on_nonfinite,
+            on_nonfinite=design.on_nonfinite,
             stores=setup.stores,
             files=partial(final_files, labels_of(setup), None if files is None else partial(files, **about)),
         )
@@ -138,29 +137,15 @@ def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:
     return found
 
 
-def basis_of(config: Config, setup: Setup) -> Basis:
-    """The config of a run, and the digests of its images, its partition and its traces."""
+def basis_of(setup: Setup) -> Basis:
+    """The config of an experiment, and the digests of its images, its partition and its traces."""
     data = {"data_digest": setup.dataset.digest, "partition_digest": setup.partition.digest}
-    faults = config.faults
+    faults = setup.design.faults
     if traces := [file for file in (faults.trace, faults.devices, faults.sessions) if file]:
         content = b"".join(Path(file).read_bytes() for file in traces)
         data["trace_digest"] = hashlib.sha256(content).hexdigest()
-    data |= {f"{key}{SOURCE}": record["digest"] for key, record in objects_of(config).items()}
-    return Basis(config=to_dict(config), data=data)
-
-
-def objects_of(config: Config) -> dict[str, dict[str, str]]:
-    """Name, `repr` and digest of the objects of a user in a config, by key."""
-    own = config.server.get("name"), config.local.get("name")
-    names = {
-        "algorithm": config.algorithm,
-        "server": own[0] if own[0] != config.algorithm else None,
-        "local": own[1] if own[1] != config.algorithm else None,
-        "tuning": config.tuning["name"],
-        "model": config.model.name,
-        "reader": config.data.reader,
-    }
-    return records(names)
+    data |= {f"{key}{SOURCE}": record["digest"] for key, record in setup.design.objects.items()}
+    return Basis(config=setup.design.described, data=data)
 
 
 class Watch(Protocol):

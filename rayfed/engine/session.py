@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rayfed.config.schema import ClusterConfig, Config
+from rayfed.config.design import Design
+from rayfed.config.settings import ClusterConfig
 from rayfed.devices import settings_restored, use_threads
 from rayfed.engine.loop import Training
 from rayfed.engine.measure_client import GpuPlans, inline_device
@@ -25,6 +26,7 @@ from rayfed.executors.actor_state import namespace
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Worker
 from rayfed.federation.executor import Policy
+from rayfed.federation.train_config import TrainConfig
 from rayfed.terminal.console import count_up, stage
 from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
@@ -212,14 +214,11 @@ class Session:
         with reserve(plan, cluster.connect_timeout, link.health):
             pass
 
-    def rows(
-        self, setup: Setup, config: Config, keeping: Keeping, notify: Notify
-    ) -> Generator[Row, None, None]:
+    def rows(self, setup: Setup, keeping: Keeping, notify: Notify) -> Generator[Row, None, None]:
         """Run and record an experiment on Ray.
 
         Args:
-            setup: The experiment, prepared from `config`.
-            config: The config of the run.
+            setup: The experiment.
             keeping: Folder and settings for recording.
             notify: Called with a sentence about each thing that is started.
 
@@ -235,17 +234,18 @@ class Session:
 
         from rayfed.executors.wire import pack
 
-        link = self._connect(config.cluster)
+        design = setup.design
+        link = self._connect(design.cluster)
         name = keeping.path.name
-        labels = self.labels(config, name)
+        labels = self.labels(design, name)
         with self._ended_by_errors(link.health):
-            reused = self._place(setup, config, name, notify, link)
+            reused = self._place(setup, name, notify, link)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
                 shared = [ray.put(setup.world), self._reference(setup)]
                 clients = [] if reused else self._start_clients(shared, labels, link.health)
                 start = self._driver.start.options(num_returns="streaming")
-                given = (setup.experiment, shared, self._named, clients, config.failures, labels)
+                given = (setup.experiment, shared, self._named, clients, design.failures, labels)
                 _wait_for_actors(start.remote(*given), len(self._named), reused, link.health)
                 if not reused:
                     notify(f"actors ready after {time.perf_counter() - began:.1f} s")
@@ -255,14 +255,14 @@ class Session:
                     if self.waits:
                         self._driver.go_on.remote()
 
-    def labels(self, config: Config, run: str) -> dict[str, str] | None:
+    def labels(self, design: Design, run: str) -> dict[str, str] | None:
         """Labels of the metrics of a run; None: it has none. Args: run: name of its folder."""
         from rayfed.executors.prometheus import labels_of
 
-        if not config.cluster.metrics:
+        if not design.cluster.metrics:
             return None
         name, *trial = (run,) if self.trial is None else self.trial
-        return labels_of(name, config.algorithm, *trial)
+        return labels_of(name, design.names.algorithm, *trial)
 
     @contextmanager
     def _ended_by_errors(self, health: Health) -> Iterator[None]:
@@ -304,12 +304,13 @@ class Session:
             self._ray.callback(self._end_actors)  # before Ray ends
         return self._link
 
-    def _place(self, setup: Setup, config: Config, name: str, notify: Notify, link: Connection) -> bool:
+    def _place(self, setup: Setup, name: str, notify: Notify, link: Connection) -> bool:
         """Reserve resources and start a driver on them; returns whether those of an earlier run fit."""
         from rayfed.executors.cluster import reserve
 
-        plan = self._gpus.plan(setup, config.cluster, lambda: self._reference(setup), link.health)
-        per_client = config.cluster.actors == "per_client"
+        design = setup.design
+        plan = self._gpus.plan(setup, design.cluster, lambda: self._reference(setup), link.health)
+        per_client = design.cluster.actors == "per_client"
         lanes = tuple(setup.experiment.clients) if per_client else tuple(_numbers(plan.actors))
         if self._driver is not None and self._fits == (plan, lanes):
             return True
@@ -317,9 +318,9 @@ class Session:
         if self._gpus.sentence:
             notify(self._gpus.sentence)
         _announce(plan, link, notify)
-        if plan.gpus and (hint := cheaper_products(config)):
+        if plan.gpus and (hint := cheaper_products(design.train)):
             notify(hint)
-        options = self._actors.enter_context(reserve(plan, config.cluster.connect_timeout, link.health))
+        options = self._actors.enter_context(reserve(plan, design.cluster.connect_timeout, link.health))
         space = namespace()
         prefix = f"rayfed:clients:{name}"
         self._named = {
@@ -388,9 +389,9 @@ def _stream(results: Any, health: Health) -> Iterator[Any]:
         yield ray.get(reference)
 
 
-def _watch_of(session: Session | None, config: Config, path: Path) -> Watch | None:
+def _watch_of(session: Session | None, design: Design, path: Path) -> Watch | None:
     """The metrics of a run in this process, which has some where it is the trial of a sweep, on Ray."""
-    if session is None or session.trial is None or (labels := session.labels(config, path.name)) is None:
+    if session is None or session.trial is None or (labels := session.labels(design, path.name)) is None:
         return None
     from rayfed.executors.prometheus import Metrics
 
@@ -412,13 +413,13 @@ def _numbers(count: int) -> Iterator[str]:
     return (f"{i:02d}" for i in range(count))
 
 
-def cheaper_products(config: Config) -> str:
+def cheaper_products(train: TrainConfig) -> str:
     """A sentence: the time that a lower precision would save on a GPU; empty: it is set, or impossible.
 
     The shares are NVIDIA's peak rates of an H100 SXM without sparsity: 67 TFLOP/s in float32, 494 in
     TensorFloat-32 and 989 in bfloat16.
     """
-    if config.train.precision != "fp32":
+    if train.precision != "fp32":
         return ""
     return (
         "train.precision=fp32 multiplies matrices without the tensor cores of a GPU; on an H100 that is "
@@ -489,18 +490,16 @@ def _start_driver(name: str, space: str) -> Any:
 @contextmanager
 def launch(
     setup: Setup,
-    config: Config,
     path: Path,
     notify: Callable[[str], None] = lambda _: None,
     resume: bool = False,
     claim: str = "",
     session: Session | None = None,
 ) -> Iterator[Iterator[Row]]:
-    """While the block runs, run and record an experiment in this process or on Ray, as the config says.
+    """While the block runs, run and record an experiment in this process or on Ray, as it says.
 
     Args:
-        setup: The experiment, prepared from `config`.
-        config: The config of the run.
+        setup: The experiment.
         path: Folder of the run.
         notify: Called with a sentence about each thing that is started.
         resume: Continue after the last checkpoint in the folder, if there is one.
@@ -516,19 +515,20 @@ def launch(
         ClientError: A client failed.
         ClusterError: The driver or all client actors were lost.
     """
-    keeping = Keeping.of(setup, config, path, resume, claim)
-    if config.cluster.executor == "inline":
-        device, small = inline_device(setup, config.cluster)
+    design = setup.design
+    keeping = Keeping.of(setup, path, resume, claim)
+    if design.cluster.executor == "inline":
+        device, small = inline_device(setup, design.cluster)
         if small:
             notify(small)
         with settings_restored():
-            executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-        watch = _watch_of(session, config, path)
+            executor = InlineExecutor(setup.world, setup.weights, design.failures, device)
+        watch = _watch_of(session, design, path)
         with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
             yield _one_at_a_time(rows, executor.worker)
     else:
         with (
             nullcontext(session) if session else Session() as own,
-            closing(own.rows(setup, config, keeping, notify)) as rows,
+            closing(own.rows(setup, keeping, notify)) as rows,
         ):
             yield rows

@@ -1,4 +1,4 @@
-"""Prepares an experiment from its config: data, partition, model and channel; all input is checked here."""
+"""Prepares an experiment: data, partition, model and channel; all input is checked here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayfed.client_facts import RowTable, Splits
-from rayfed.config.schema import ClusterConfig, Config, compatible_parts
+from rayfed.config.design import Design
+from rayfed.config.settings import ClusterConfig
 from rayfed.data import load
 from rayfed.data.augmentation import check_images
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
@@ -68,10 +69,8 @@ from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
 from rayfed.models.examine import examine
 from rayfed.models.fit_network import first_pass, fit, loss_of
-from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
 from rayfed.models.trunk import check_compiler, has_trained_norms
-from rayfed.models.user_model import network_of
 from rayfed.objective import (
     CLASSES,
     CLASSIFICATION,
@@ -83,81 +82,86 @@ from rayfed.objective import (
     OwnObjective,
     objective,
 )
-from rayfed.sampling.base import SAMPLERS, usual_size
+from rayfed.sampling.base import usual_size
 from rayfed.seeds import derive, use_seed
 from rayfed.terminal.console import stage
 from rayfed.types import Head, Params
 from rayfed.user_objects import title
 
 
-def without_values(config: Config) -> Backbone:
-    """The model of a config without values: it has the input size and the way of resizing."""
-    task = task_of(make_source(config.data))
-    return measurable(config, lambda: skeleton(lambda: build_backbone(config.model, 1, config.seed, task)))
+def without_values(design: Design) -> Backbone:
+    """The model of an experiment without values: it has the input size and the way of resizing."""
+    task = task_of(make_source(design.data, reader=design.reader))
+    own = (design.seed, task, design.network)
+    return measurable(design, lambda: skeleton(lambda: build_backbone(design.model, 1, *own)))
 
 
-def shape_of(config: Config, shared: Shared) -> Backbone:
-    """The model of a config without values. Args: shared: what was made before."""
-    of_data = (config.data.reader, config.data.columns, config.data.root)
-    return shared.once("shape", (config.model, config.seed, of_data), lambda: without_values(config))
+def shape_of(design: Design, shared: Shared) -> Backbone:
+    """The model of an experiment without values. Args: shared: what was made before."""
+    of_data = (design.data.reader, design.data.columns, design.data.root)
+    return shared.once("shape", (design.model, design.seed, of_data), lambda: without_values(design))
 
 
-def dataset_of(config: Config, shared: Shared) -> Dataset:
-    """The data set of a config, prepared for its model. Args: shared: what was made before."""
-    shape = shape_of(config, shared)
+def dataset_of(design: Design, shared: Shared) -> Dataset:
+    """The data set of an experiment, prepared for its model. Args: shared: what was made before."""
+    shape = shape_of(design, shared)
     where = (shape.size, shape.task or None, shape.resize, shape.tokenizer)
-    goal = config.task
-    return shared.once("data", (config.data, *where, goal), lambda: load(config.data, *where, goal))
+    goal = design.task
+    return shared.once(
+        "data", (design.data, *where, goal), lambda: load(design.data, *where, goal, design.reader)
+    )
 
 
-def clients_of(config: Config, shared: Shared) -> Partition:
-    """The clients of a config and their samples. With `data.base_classes`, the clients are those of that run.
+def clients_of(design: Design, shared: Shared) -> Partition:
+    """The clients of an experiment and their samples.
+
+    With `data.base_classes`, the clients are those of the experiment with these classes.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         shared: What was made before.
 
     Raises:
         ConfigError: The samples cannot be distributed as the config asks.
     """
-    data = config.data
+    data = design.data
     if data.base_classes is None:
-        shape = shape_of(config, shared)
-        key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, config.seed, config.task)
+        shape = shape_of(design, shared)
+        key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, design.seed, design.task)
         return shared.once(
-            "partition", key, lambda: partition_of(dataset_of(config, shared), data, config.seed)
+            "partition", key, lambda: partition_of(dataset_of(design, shared), data, design.seed)
         )
     trained, tests = (
-        clients_of(replace(config, data=replace(own, base_classes=None)), shared)
+        clients_of(replace(design, data=replace(own, base_classes=None)), shared)
         for own in (replace(data, classes=data.base_classes), only_tests(data))
     )
     return with_tests_of(trained, tests)
 
 
-def scores_alone(config: Config, local: Local) -> bool:
+def scores_alone(design: Design, local: Local) -> bool:
     """Whether every client is scored with its own tensors."""
-    return config.train.batch_norm == "local" or bool(local.stays)
+    return design.train.batch_norm == "local" or bool(local.stays)
 
 
-def packs_of(config: Config, experiment: Training, world: World) -> tuple[Pack, ...]:
+def packs_of(design: Design, experiment: Training, world: World) -> tuple[Pack, ...]:
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
     looks = world.behaviour is not None and world.behaviour.scores_alone
-    alone = scores_alone(config, local) or looks
+    alone = scores_alone(design, local) or looks
     if alone or type(local).prepare is not Local.prepare:
         return ()
-    rows = config.train.eval_batch_size
+    rows = design.train.eval_batch_size
     test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
     split = experiment.validation_split
     val = packs([s.id for s in experiment.validate], world.splits, split, rows)
     return (*test, *val)
 
 
-def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> tuple[Channel, Privacy | None]:
+def make_channel(design: Design, parts: Parts, clients: int, expected: int) -> tuple[Channel, Privacy | None]:
     """The channel, and what counts the privacy loss where it adds noise.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         parts: Its method.
         clients: Number of clients of the experiment.
         expected: Expected number of clients in a round.
@@ -166,20 +170,20 @@ def make_channel(config: Config, parts: Parts, clients: int, expected: int) -> t
         ConfigError: The stages do not fit together, change nothing, or the method breaks the guarantee of
             privacy.
     """
-    if config.channel and parts.local.trained_in_extra:
+    if design.channel and parts.local.trained_in_extra:
         raise ConfigError(
             f"channel: it changes trained values, and the client half {type(parts.local).__name__} sends "
             f"them in another form; leave channel out, or use algorithm=fedavg"
         )
-    at_client = config.privacy.noise_at == "client"
-    seed = config.seed
-    channel = Channel.of(config.channel, at_client=at_client, expected=float(expected), seed=seed)
+    at_client = design.privacy.noise_at == "client"
+    seed = design.seed
+    channel = Channel.of(design.channel, at_client=at_client, expected=float(expected), seed=seed)
     everyone = expected == clients
-    channel = with_epsilon(config.privacy, channel, clients, expected / clients, config.rounds)
-    check_private(parts.server, parts.local, channel, config.sampling, everyone, config.train)
-    privacy = guarantee(config.privacy, channel, clients, expected / clients)
+    channel = with_epsilon(design.privacy, channel, clients, expected / clients, design.rounds)
+    check_private(parts.server, parts.local, channel, design.sampling, everyone, design.train)
+    privacy = guarantee(design.privacy, channel, clients, expected / clients)
     if privacy is not None:
-        privacy.check(config.rounds)
+        privacy.check(design.rounds)
     return channel, privacy
 
 
@@ -188,6 +192,7 @@ class Setup:
     """A checked experiment, ready to run anywhere.
 
     Attributes:
+        design: The experiment as it was described.
         experiment: Input of the round loop.
         world: Input of a worker, without the initial tensors.
         weights: All initial tensors by module name, which processes share.
@@ -201,6 +206,7 @@ class Setup:
             model is scored.
     """
 
+    design: Design
     experiment: Training
     world: World
     weights: Weights
@@ -215,68 +221,69 @@ class Setup:
 
 @settings_restored()
 @use_seed(0)  # so that passes with dropout, which only check something, draw nothing from the user's streams
-def prepare(config: Config, shared: Shared | None = None) -> Setup:
+def prepare(design: Design, shared: Shared | None = None) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         shared: What was made for other experiments of the same command; then frozen features are kept on
             disk, where these find them. None: this experiment is alone.
 
     Raises:
-        ConfigError: The config, the data on disk or the combination of parts is wrong; one line says how.
+        ConfigError: A setting, the data on disk or the combination of parts is wrong; one line says how.
     """
-    parts = compatible_parts(config)
-    check_counts(config)
-    _check_device(config.cluster)
+    parts = design.parts
+    check_counts(design)
+    _check_device(design.cluster)
     known = shared or Shared()
-    shape_of(config, known)
-    words = f"loading the data {config.data.name} and the model {config.model.name}"
+    shape_of(design, known)
+    words = f"loading the data {design.data.name} and the model {design.model.name}"
     known.once("said", words, lambda: stage(words))
-    dataset = dataset_of(config, known)
-    goal = _goal(config, parts, dataset)
-    partition = clients_of(config, known)
-    world = _world(config, parts, dataset, partition, goal)
-    check_scored(config, world)
+    dataset = dataset_of(design, known)
+    goal = _goal(design, parts, dataset)
+    partition = clients_of(design, known)
+    world = _world(design, parts, dataset, partition, goal)
+    check_scored(design, world)
     work = world.train.examples
-    faults = plan_faults(config.faults, partition.training, work, dataset.domains, config.seed)
-    pixels = shape_of(config, known).size if world.objective.pixels and not dataset.own else 0
-    bare = check_tokens(measurable(config, world.skeleton), dataset)
-    check_memory(config, bare, pixels, partition)
+    faults = plan_faults(design.faults, partition.training, work, dataset.domains, design.seed)
+    pixels = shape_of(design, known).size if world.objective.pixels and not dataset.own else 0
+    bare = check_tokens(measurable(design, world.skeleton), dataset)
+    check_memory(design, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _build(config, world, partition))
+    model = known.once("model", _model_key(world), lambda: _build(design, world, partition))
     world = replace(world, behaviour=model.behaviour)
     bare.note(model.behaviour)
     goal = known_goal(world, model, dataset, partition)
-    _check_single_rows(config, world.train, partition, model.why_not_single)
-    _check_train(config, parts, model, goal)
+    _check_single_rows(design, world.train, partition, model.why_not_single)
+    _check_train(design, parts, model, goal)
     check_base(world.train, bare)
     train = replace(world.train, graphs=world.passes.graphs(world.train, parts, bare))
     world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
-    check_head(config.head, head, config.tuning["name"])
+    check_head(design.head, head, design.names.tuning)
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
-    experiment = replace(_experiment(config, parts, partition, model), faults=faults, objective=goal)
+    experiment = replace(_experiment(design, parts, partition, model), faults=faults, objective=goal)
     cost = count_cost(bare, world, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
     check_values(experiment.channel, model.start, *held)
-    check_group(config.train, config.failures.client_timeout)
+    check_group(design.train, design.failures.client_timeout)
     facts = (parts.local, model.why_alone, model.frozen, experiment.clients_per_round)
-    wish = config.train if config.failures.client_timeout is None else replace(config.train, group=1)
+    wish = design.train if design.failures.client_timeout is None else replace(design.train, group=1)
     group = world.passes.group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
-    world, splits = _with_validation(config, world, experiment, partition)
-    packed = packs_of(config, experiment, world)
+    world, splits = _with_validation(design, world, experiment, partition)
+    packed = packs_of(design, experiment, world)
     table = RowTable({**splits, **pack_splits(packed, world.splits)}, partition.drawn)
-    in_parts = not why_whole_batches(config, parts.local, model.whole_batch, goal)
+    in_parts = not why_whole_batches(design, parts.local, model.whole_batch, goal)
     smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
     weights, start = core_start(replace(world, splits=table), model.weights, model.start, experiment)
     return Setup(
+        design=design,
         experiment=replace(
             experiment,
             group=group.clients,
             packs=packed,
             cost=cost,
-            parts=parts_to_put_back(config, experiment, model.parts, start, table),
+            parts=parts_to_put_back(design, experiment, model.parts, start, table),
         ),
         world=replace(
             world, splits=table, features=model.features, shares_features=shared is not None, smaller=smaller
@@ -299,12 +306,12 @@ def _notes(world: World) -> tuple[str, ...]:
 
 
 def _with_validation(
-    config: Config, world: World, experiment: Training, partition: Partition
+    design: Design, world: World, experiment: Training, partition: Partition
 ) -> tuple[World, Mapping[str, Splits]]:
     """The world with what models are validated on, and row numbers of what can be called, by id and split."""
     splits: Mapping[str, Splits] = all_splits(partition)
     if experiment.validation_split == DOMAIN_VALIDATION:
-        per_client = scores_alone(config, experiment.local) or bool(experiment.validate_personal)
+        per_client = scores_alone(design, experiment.local) or bool(experiment.validate_personal)
         splits = with_domain_validation(splits, partition, per_client)
         world = replace(world, splits=RowTable(splits, partition.drawn))
     split = experiment.validation_split if experiment.validate_personal else ""
@@ -319,7 +326,7 @@ MOST_AGAIN = 0.1
 
 
 def parts_to_put_back(
-    config: Config,
+    design: Design,
     experiment: Training,
     parts: Mapping[str, Params],
     start: Params,
@@ -328,19 +335,19 @@ def parts_to_put_back(
     """Start values of each kind of tensors with which the final model is scored again; None: it is not.
 
     Args:
-        config: The config; `evaluation.without_parts` says whether.
+        design: The experiment; `evaluation.without_parts` says whether.
         experiment: The experiment.
         parts: Start values of the model by kind, those of tensors that stay at the clients included.
         start: Start values of the tensors that are sent, which count.
         splits: Row numbers by client or test set, and split.
     """
-    wanted, every = config.evaluation.without_parts, experiment.evaluate_every
+    wanted, every = design.evaluation.without_parts, experiment.evaluate_every
     if not (wanted and every and experiment.server.trains):
         return None
     scored = sum(len(splits[one.id].get("test", ())) for one in experiment.sets)
     clients = experiment.clients
     visits = experiment.rounds * usual_size(clients, experiment.clients_per_round, experiment.sampling)
-    mean = sum(config.train.examples(n) for n in clients.sizes.tolist()) / len(clients)
+    mean = sum(design.train.examples(n) for n in clients.sizes.tolist()) / len(clients)
     rounds = visits * mean * (1 + BACKWARD) + scored * -(-experiment.rounds // every)
     if wanted == "auto" and scored * len(parts) > MOST_AGAIN * rounds:
         return None
@@ -356,30 +363,31 @@ def _model_key(world: World) -> tuple[object, ...]:
     return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows
 
 
-def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
+def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
     """The task, after a check that method, tuning, changes of images and attacks are for it."""
-    goal, of_data = objective(config.task or dataset.task), objective(dataset.task)
+    of_data = objective(dataset.task)
+    goal = design.goal or of_data
     if isinstance(goal, OwnObjective) and of_data.tokens:
         goal = goal.of_texts(of_data)
-    if isinstance(source := make_source(config.data), OwnData):
-        source.check_task(config.task)
+    if isinstance(source := make_source(design.data, reader=design.reader), OwnData):
+        source.check_task(design.task)
     for task in {goal.task: None, goal.reads: None}:
         check_task(task, parts.server, parts.local)
     if not dataset.own:
-        _check_tuning(goal.reads, config)
-    _check_augment(goal.task, config)
-    check_attack(config.faults, goal.task == CLASSIFICATION, parts.local.trained_in_extra)
+        _check_tuning(goal.reads, design)
+    _check_augment(goal.task, design)
+    check_attack(design.faults, goal.task == CLASSIFICATION, parts.local.trained_in_extra)
     return goal
 
 
-def _build(config: Config, world: World, partition: Partition) -> Built:
+def _build(design: Design, world: World, partition: Partition) -> Built:
     dataset = open_dataset(world.shard)
     model = world.build()
     fresh = partial(_another, model, world.build)
     why_not_single = ""
     if dataset.own or world.network is not None:
         batches = first_batches(world, partition, model)
-        _check_pass(config, world, fresh(), batches)
+        _check_pass(design, world, fresh(), batches)
         if model.is_own:
             whole = whole_batch(world, partition, model)
             model.note(examine(fresh, partial(loss_of, world.objective), batches, world.seed, whole))
@@ -387,16 +395,16 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
     elif world.objective.reads in CLASSES:
-        _check_input(config.model, model)
+        _check_input(design.model.name, model)
         if has_trained_norms(model):
             why_not_single = _why_not_single(fresh(), model.sample(1))
-    _check_cache(config.train, model)
-    adjust_trunk(model, replace(config.train, compile=False))
-    keeps = config.train.cache_features is not False
-    half = config.train.precision == "bf16"
+    _check_cache(design.train, model)
+    adjust_trunk(model, replace(design.train, compile=False))
+    keeps = design.train.cache_features is not False
+    half = design.train.precision == "bf16"
     own_task = isinstance(world.objective, OwnObjective)
     tried = tried_outputs(world, partition, fresh()) if own_task else None
-    average = config.train.batch_norm == "average"
+    average = design.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
     why_alone = world.passes.why_alone(model)
     return replace(built, why_not_single=why_not_single, why_alone=why_alone, tried=tried)
@@ -418,7 +426,7 @@ def _why_not_single(model: Backbone, x: Tensor) -> str:
     return ""
 
 
-def _check_single_rows(config: Config, train: TrainConfig, partition: Partition, why: str) -> None:
+def _check_single_rows(design: Design, train: TrainConfig, partition: Partition, why: str) -> None:
     """Check that no client has a batch of one example where the network cannot train with it.
 
     Raises:
@@ -434,7 +442,7 @@ def _check_single_rows(config: Config, train: TrainConfig, partition: Partition,
             instead = f"set another train.batch_size{more}" if size > 1 else "leave such clients out"
             raise ConfigError(
                 f"train.batch_size: {train.batch_size} leaves a batch of one example to client {name!r}, "
-                f"which has {size}, and {config.model.name!r} cannot train with it ({why}); {instead}"
+                f"which has {size}, and {design.model.name!r} cannot train with it ({why}); {instead}"
             )
 
 
@@ -504,12 +512,12 @@ def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
 
 
 def _check_pass(
-    config: Config, world: World, model: Backbone, batches: Sequence[tuple[Tensor, Tensor]]
+    design: Design, world: World, model: Backbone, batches: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """Check with one forward and backward pass that network, data, task and tuning fit together.
 
     Args:
-        config: The experiment.
+        design: The experiment.
         world: Has the task.
         model: A copy of the tuned model, which is changed.
         batches: As of `first_batches`.
@@ -519,44 +527,44 @@ def _check_pass(
     if world.augment is not None:
         dataset = open_dataset(world.shard)
         check_images(batch[0], world.augment, dataset.images if dataset.own else None, model.mean, model.std)
-    where = repr(config.model.name)
+    where = repr(design.model.name)
     counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
-    assumed = config.task is None and world.objective.task == REGRESSION
+    assumed = design.task is None and world.objective.task == REGRESSION
     hint = f"; targets are floats, so {REGRESSION!r} was assumed; for classes use y.astype(int)" * assumed
     # Also where the user switched gradients off around the whole call.
     with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
         first_pass(model, world.objective, batch, counted, where, hint)
 
 
-def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
-    network = network_of(config.model.name)
-    personal = config.evaluation.personal or parts.local.deploys == "personal"
+def _world(design: Design, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
+    network = design.network
+    personal = design.evaluation.personal or parts.local.deploys == "personal"
     classes = (goal.metric,) if goal.reads == TEXT_REGRESSION else tuple(dataset.classes)  # one output
     world = World(
-        seed=config.seed,
-        model=config.model,
+        seed=design.seed,
+        model=design.model,
         tuning=parts.tuning,
         num_classes=len(classes),
         classes=classes,
         objective=goal,
         network=network,
-        augment=config.data.augment,
-        train=_train(config.train, partition),
+        augment=design.data.augment,
+        train=_train(design.train, partition),
         shard=Path(dataset.path),
         splits=RowTable(all_splits(partition), partition.drawn),
-        personal_every=config.evaluation.every if personal else 0,
-        personal_split=config.evaluation.personal_split,
-        rounds=config.rounds,
+        personal_every=design.evaluation.every if personal else 0,
+        personal_split=design.evaluation.personal_split,
+        rounds=design.rounds,
         stays=parts.local.stays,
-        resident=config.data.resident,
-        resident_bytes=config.data.resident_memory * GB,
-        threads=config.cluster.threads,
-        deterministic=config.deterministic,
+        resident=design.data.resident,
+        resident_bytes=design.data.resident_memory * GB,
+        threads=design.cluster.threads,
+        deterministic=design.deterministic,
         passes=quickest_passes(),
     )
     if network is None:
         return world
-    return replace(world, network=fit(network, first_batches(world, partition)[0][0], config.seed))
+    return replace(world, network=fit(network, first_batches(world, partition)[0][0], design.seed))
 
 
 def _check_device(cluster: ClusterConfig) -> None:
@@ -569,7 +577,7 @@ def _check_device(cluster: ClusterConfig) -> None:
         )
 
 
-def _check_input(config: ModelConfig, model: Backbone) -> None:
+def _check_input(name: str, model: Backbone) -> None:
     """Check that the model accepts images of its size, which its constructor may not have checked."""
     model.eval()
     try:
@@ -578,15 +586,15 @@ def _check_input(config: ModelConfig, model: Backbone) -> None:
     except (RuntimeError, IndexError) as err:
         reason = " ".join(str(err).split())
         what = f"images of {model.size} pixels" if model.tokenizer is None else f"{model.size} tokens"
-        raise ConfigError(f"model.size: {config.name!r} does not take {what}: {reason}") from err
+        raise ConfigError(f"model.size: {name!r} does not take {what}: {reason}") from err
 
 
 PRETRAINED = CLASSES | {TEXT_REGRESSION, LANGUAGE_MODELING}
 """Tasks whose models are pre-trained, so that tuning schemes adapt them."""
 
 
-def _check_tuning(task: str, config: Config) -> None:
-    scheme = config.tuning["name"]
+def _check_tuning(task: str, design: Design) -> None:
+    scheme = design.names.tuning
     if task in PRETRAINED:
         return
     if scheme != "full":
@@ -596,15 +604,15 @@ def _check_tuning(task: str, config: Config) -> None:
         )
 
 
-def _check_augment(task: str, config: Config) -> None:
-    if config.data.augment is None:
+def _check_augment(task: str, design: Design) -> None:
+    if design.data.augment is None:
         return
     if task != CLASSIFICATION:
         raise ConfigError(
-            f"data.augment: {', '.join(config.data.augment.names)} would change the inputs, not the targets; "
+            f"data.augment: {', '.join(design.data.augment.names)} would change the inputs, not the targets; "
             f"it is for classification, and the data set is for {task}: leave it out"
         )
-    if config.train.cache_features is True:
+    if design.train.cache_features is True:
         raise ConfigError(
             "data.augment: cannot be used with train.cache_features=true, because features of images that "
             "change in every batch cannot be cached; set train.cache_features=auto, or leave data.augment out"
@@ -620,12 +628,12 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         )
 
 
-def _check_train(config: Config, parts: Parts, model: Built, goal: Objective) -> None:
-    check_micro_batch(config, parts.local, model.whole_batch, goal)
-    if not config.train.compile:
+def _check_train(design: Design, parts: Parts, model: Built, goal: Objective) -> None:
+    check_micro_batch(design, parts.local, model.whole_batch, goal)
+    if not design.train.compile:
         return
     check_compiler("cpu")
-    name = config.local.get("name", config.algorithm)
+    name = design.names.local
     if parts.local.changes_passes:
         raise ConfigError(
             f"train.compile: true cannot be used with the client half of {name}, which changes what the "
@@ -636,7 +644,7 @@ def _check_train(config: Config, parts: Parts, model: Built, goal: Objective) ->
             f"train.compile: true cannot be used with the client half of {name}, whose steps need second "
             f"derivatives, which torch.compile does not have; leave it out"
         )
-    if not isinstance(sizes_of(config.capacity, "blocks"), int | None):
+    if not isinstance(sizes_of(design.capacity, "blocks"), int | None):
         raise ConfigError(
             "train.compile: true cannot be used with capacity, because each choice of blocks would be "
             "compiled, and after eight of them no more; leave out one of the two"
@@ -651,41 +659,42 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
 
-def _experiment(config: Config, parts: Parts, partition: Partition, model: Built) -> Training:
+def _experiment(design: Design, parts: Parts, partition: Partition, model: Built) -> Training:
     trainers = partition.training
-    own = scores_alone(config, parts.local)
+    own = scores_alone(design, parts.local)
     deploys = parts.local.deploys == "personal"
-    personal = config.evaluation.personal or deploys
-    validated, scored = config.evaluation.validation, config.evaluation.clients
+    personal = design.evaluation.personal or deploys
+    validated, scored = design.evaluation.validation, design.evaluation.clients
+    steps = design.evaluation.local_steps
     depth = model.depth(parts.server.by_block)
-    wanted = len(trainers) if config.clients_per_round == "all" else config.clients_per_round
+    wanted = len(trainers) if design.clients_per_round == "all" else design.clients_per_round
     if wanted > (there := len(trainers)):
         raise ConfigError(f"clients_per_round: {wanted} is more than {there} clients; write {there}, or all")
-    rule = SAMPLERS.load(config.sampling)
+    rule = design.rule
     parts.server.check(usual_size(trainers, wanted, rule))
-    channel, privacy = make_channel(config, parts, len(trainers), wanted)
+    channel, privacy = make_channel(design, parts, len(trainers), wanted)
     return Training(
         server=parts.server,
         local=parts.local,
         clients=trainers,
-        sets=evaluation_sets(partition, own, config.evaluation.clients, config.seed),
-        seed=config.seed,
-        rounds=config.rounds,
+        sets=evaluation_sets(partition, own, design.evaluation.clients, design.seed),
+        seed=design.seed,
+        rounds=design.rounds,
         clients_per_round=wanted,
         sampling=rule,
-        sampling_name=title(config.sampling),
-        rates=tuple(config.train.rate(r, config.rounds) for r in range(config.rounds) if config.train.varies),
-        evaluate_every=config.evaluation.every,
+        sampling_name=title(design.sampling),
+        rates=tuple(design.train.rate(r, design.rounds) for r in range(design.rounds) if design.train.varies),
+        evaluate_every=design.evaluation.every,
         population=len(partition.table) - len(partition.unseen),
-        personal=personal_sets(partition, scored, config.seed) if personal else (),
-        validate=validation_sets(partition, validated, own, scored, config.seed),
-        validate_personal=validation_sets(partition, validated, True, scored, config.seed) if deploys else (),
+        personal=personal_sets(partition, scored, design.seed) if personal else (),
+        validate=validation_sets(partition, validated, own, scored, design.seed),
+        validate_personal=validation_sets(partition, validated, True, scored, design.seed) if deploys else (),
         validation_split=validation_split(partition, validated),
         depth=depth,
-        capacity=assign(config.capacity, trainers, depth, config.seed),
-        ranks=assign_ranks(config.capacity, trainers, model.rank, config.seed),
+        capacity=assign(design.capacity, trainers, depth, design.seed),
+        ranks=assign_ranks(design.capacity, trainers, model.rank, design.seed),
         block_bytes=model.block_bytes,
         channel=channel,
         privacy=privacy,
-        adapting=adaptation_of(config, parts.server, partition),
+        adapting=adaptation_of(steps, scored, design.seed, parts.server, partition),
     )

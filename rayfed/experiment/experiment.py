@@ -22,7 +22,8 @@ from rayfed.user_objects import is_own
 if TYPE_CHECKING:
     from torch import nn
 
-    from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
+    from rayfed.config.schema import ProtocolName
+    from rayfed.config.settings import CheckpointConfig, ClusterConfig, EvaluationConfig
     from rayfed.data.partition_config import PartitionConfig
     from rayfed.experiment.runner import Runner
     from rayfed.experiment.sections import (
@@ -295,7 +296,7 @@ class Experiment:
             with folders.claim(path, folders.look(path)) as claim:
                 begin(config, setup, claim, lambda _: None, resume=False)
                 session = session_of(config)
-                with launch(setup, config, path, claim=claim.token, session=session) as rows:
+                with launch(setup, path, claim=claim.token, session=session) as rows:
                     for row in rows:
                         if "round" in row:
                             yield RoundRow(row)
@@ -311,7 +312,7 @@ class Experiment:
         Raises:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
         """
-        from rayfed.config.schema import config_changes
+        from rayfed.config.config_changes import config_changes
         from rayfed.record.claim import claim_again
         from rayfed.user_files import check_run_folder
 

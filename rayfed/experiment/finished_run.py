@@ -270,10 +270,10 @@ class Run:
 
     @cached_property
     def _setup(self) -> Setup:
-        from rayfed.engine.setup import prepare
+        from rayfed.experiment.plan import prepared
 
         with adding("; run.params has the trained tensors without the network"):
-            return prepare(self.config)
+            return prepared(self.config)
 
     def _id_of(self, client: str) -> str:
         ids = list(self.clients.index)

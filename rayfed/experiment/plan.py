@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayfed.config.look_up import design_of
 from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
 from rayfed.data.data_config import DataConfig
@@ -29,6 +30,11 @@ class Plan:
     setup: Setup
 
 
+def prepared(config: Config, shared: Shared | None = None) -> Setup:
+    """The experiment of a config, ready to run anywhere. Arguments and errors: as of `prepare`."""
+    return prepare(design_of(config), shared)
+
+
 def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     """Prepare an experiment; nothing is written to `path`.
 
@@ -40,7 +46,7 @@ def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
     Raises:
         ConfigError: It cannot be run.
     """
-    setup = prepare(config, shared=shared)
+    setup = prepared(config, shared)
     check_resources(config.cluster, setup, path, config.checkpoint.keep + 1)
     return Plan(config=config, path=path, setup=setup)
 
@@ -68,6 +74,6 @@ def protocol_runs(config: Request, shared: Shared) -> dict[str, Config]:
     """
 
     def open_data(data: DataConfig) -> Dataset:
-        return dataset_of(replace(config, data=data), shared)
+        return dataset_of(design_of(replace(config, data=data)), shared)
 
     return PROTOCOLS[config.protocol].parts(config.alone(), open_data)

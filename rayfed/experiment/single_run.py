@@ -16,7 +16,7 @@ import numpy as np
 
 from rayfed.config.schema import Config, to_dict
 from rayfed.data.partition.manifest import describe, texts_cut, with_digests
-from rayfed.engine.record_rounds import basis_of, objects_of
+from rayfed.engine.record_rounds import basis_of
 from rayfed.engine.score_finished_run import score_model_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError, StoppedEarlyError, count_of
@@ -63,7 +63,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     partition = setup.partition
     dataset = setup.dataset
     path = claim.path
-    basis = basis_of(config, setup)
+    basis = basis_of(setup)
     facts = {
         **basis.data,
         "bad_images_skipped": dataset.skipped,
@@ -80,7 +80,7 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
         "group": setup.group.clients,
         **_own_tensors(setup),
         **({} if config.privacy.epsilon is None else {"noise": setup.experiment.channel.noise}),
-        **({"objects": own} if (own := objects_of(config)) else {}),
+        **({"objects": own} if (own := setup.design.objects) else {}),
     }
     commands: list[str] = []
     if resume:
@@ -202,7 +202,7 @@ def check_continuable(config: Config, setup: Setup, path: Path) -> None:
     Raises:
         ConfigError: Something changed that affects the result, or the checkpoints are missing.
     """
-    Checkpoints(path, basis=basis_of(config, setup)).check_continuable(rounds_on_disk(path))
+    Checkpoints(path, basis=basis_of(setup)).check_continuable(rounds_on_disk(path))
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def run_alone(
         try:
             with (
                 showing(config.rounds, show.quiet, rows_of) as show_row,
-                launch(setup, config, path, show.tell, resume, claim.token, session) as rows,
+                launch(setup, path, show.tell, resume, claim.token, session) as rows,
             ):
                 for row in rows:
                     show_row(row)

@@ -107,6 +107,7 @@ def _clean_all(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> int:
+    from rayfed.config.look_up import design_of
     from rayfed.config.schema import load_config
     from rayfed.data.preparation import clean
     from rayfed.engine.setup import without_values
@@ -117,7 +118,7 @@ def _prepare(args: argparse.Namespace, published: PublishedDataset | None) -> in
     whole = load_config([f"data={args.name}", *args.overrides])
     config = whole.data
     config = replace(config, root=_text(args.root) or config.root, cache=_text(args.cache) or config.cache)
-    model = without_values(replace(whole, data=config))
+    model = without_values(design_of(replace(whole, data=config)))
     if args.show and model.tokenizer is None:
         raise ConfigError(f"--show: shows texts, and {args.name!r} has none; leave it out")
     size = args.image_size or model.size

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.config.schema import changes, config_changes
+from rayfed.config.config_changes import changes, config_changes
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Executor, Kept
 from rayfed.record.atomic_files import remove_file, write_bytes, write_text

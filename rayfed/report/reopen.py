@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayfed.config.look_up import design_of
 from rayfed.config.schema import Config, load_run
 from rayfed.devices import chosen_device
 from rayfed.engine.setup import Setup, prepare
@@ -59,7 +60,7 @@ def reopen(folder: Path) -> ReopenedRun:
         hint = f"give one of its runs: {', '.join(folds)}" if folds else how_to_go_on(folder)
         raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {hint}")
     config = load_run(folder)
-    setup = prepare(config)
+    setup = prepare(design_of(config))
     recorded = RecordedRun(folder)
     for what, now in (("data", setup.dataset.digest), ("partition", setup.partition.digest)):
         if recorded.environment.get(f"{what}_digest") != now:

@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
-from rayfed.config.schema import Request, changes
-from rayfed.engine.setup import Setup, prepare
+from rayfed.config.config_changes import changes
+from rayfed.config.schema import Request
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.experiment.experiment import Experiment
-from rayfed.experiment.plan import protocol_runs
+from rayfed.experiment.plan import prepared, protocol_runs
 from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.coordinates import PART, Key
 from rayfed.experiment.study.described import Fixed
@@ -181,8 +182,8 @@ def setups_of(config: Request, common: CommonParts) -> tuple[Setup, ...]:
     """
     shared = common.of(config)
     if config.protocol == "single":
-        return (prepare(config.alone(), shared=shared),)
-    return tuple(prepare(run, shared=shared) for run in protocol_runs(config, shared).values())
+        return (prepared(config.alone(), shared),)
+    return tuple(prepared(run, shared) for run in protocol_runs(config, shared).values())
 
 
 def _table(experiment: str) -> papers.PaperTable:

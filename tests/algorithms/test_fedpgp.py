@@ -8,8 +8,8 @@ import torch
 
 from algorithms.fedpgp import FedPgp
 from rayfed.config.schema import load_config
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.objective import Objective
@@ -85,6 +85,6 @@ def test_the_common_prompt_travels_and_the_matrices_stay_where_clients_are_score
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="needs tuning=low_rank_prompt"):
-        prepare(load_config(["algorithm=fedpgp", "tuning=text_prompt"]))
+        prepared(load_config(["algorithm=fedpgp", "tuning=text_prompt"]))
     with pytest.raises(ConfigError, match=r"tuning\.class_specific: cannot be used with tuning=low_rank"):
         tuned(LowRankPrompt(class_specific=True))

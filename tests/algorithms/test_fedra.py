@@ -12,9 +12,9 @@ from algorithms.fedra import RandomAllocation
 from rayfed import simulate
 from rayfed.config.schema import load_config
 from rayfed.engine.built_once import _block_bytes
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.client import Client
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
@@ -217,7 +217,7 @@ def test_three_blocks_a_client_train_all_twelve_and_bytes_add_up(tmp_path):
 
 
 def test_only_the_chosen_blocks_change(tmp_path):
-    setup = prepare(load_config([*SMALL, "algorithm=fedra", "capacity=[3,3,3,3,3]"]))
+    setup = prepared(load_config([*SMALL, "algorithm=fedra", "capacity=[3,3,3,3,3]"]))
     executor = InlineExecutor(setup.world, setup.weights)
     world = make_cohort(setup.experiment, executor, 0)
     server = setup.experiment.server
@@ -251,7 +251,7 @@ class Backwards:
 @pytest.mark.slow
 @pytest.mark.steady
 def test_the_order_in_which_clients_run_does_not_matter():
-    setup = prepare(load_config([*SMALL, "algorithm=fedra_feddyn", "capacity=[12,10,8,6,3]"]))
+    setup = prepared(load_config([*SMALL, "algorithm=fedra_feddyn", "capacity=[12,10,8,6,3]"]))
     results = []
     for wrap in (lambda e: e, Backwards):
         experiment = setup.experiment

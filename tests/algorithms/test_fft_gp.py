@@ -14,9 +14,9 @@ from algorithms.qffl import FairServer, move_size, step_sizes
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.evaluation.metrics import dice, spread
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.cohort import ClientInfo, Cohort
 from rayfed.federation.passes import PLAIN
 from rayfed.federation.server import Server
@@ -71,7 +71,7 @@ SCHEDULES = (
 @pytest.mark.steady
 def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
     small = ("data.limit=8", "data.val=2", "rounds=1")
-    setup = prepare(load_config(["algorithm=fft_gp_clip", f"data.cache={cache}", *small]))
+    setup = prepared(load_config(["algorithm=fft_gp_clip", f"data.cache={cache}", *small]))
     executor = InlineExecutor(setup.world, setup.weights)
     for every, rounds, extra in SCHEDULES:
         server = replace(setup.experiment.server, every=every)

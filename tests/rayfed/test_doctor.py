@@ -19,9 +19,9 @@ from rayfed.config.schema import compatible_parts, load_config
 from rayfed.doctor import _lanes, _nodes, _saved, main
 from rayfed.engine import measure_client
 from rayfed.engine.measure_client import Measurement, check_resources, costs, measure
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
+from rayfed.experiment.plan import prepared
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.tuning.base import apply_tuning
@@ -58,7 +58,7 @@ MEASURED = Measurement(
 @pytest.fixture(scope="module")
 def played(cache):
     """One client, really played in its own process; the slow part of every diagnosis."""
-    setup = prepare(load_config([*LARGER, f"data.cache={cache}"]))
+    setup = prepared(load_config([*LARGER, f"data.cache={cache}"]))
     return measure(setup.experiment, setup.world)
 
 
@@ -206,7 +206,7 @@ def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     assert "output" in errors[0]
     config = load_config([*LARGER, f"data.cache={cache}"])
     with pytest.raises(ConfigError, match=r"output: the disk of .* free"):
-        check_resources(config.cluster, prepare(config), tmp_path / "run")
+        check_resources(config.cluster, prepared(config), tmp_path / "run")
 
 
 @pytest.mark.parametrize("overrides", [["rouds=3"], ["capacity=99"], ["data=pacs", "data.root=/no/such"]])

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from benchmarks.gpu_check import dropping_as_devices
 from rayfed.config.schema import load_config
 from rayfed.devices import same_draws, set_deterministic
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from rayfed.federation.method_registry import METHODS
 from rayfed.testing import play
 from rayfed.tuning.base import TUNINGS
@@ -125,7 +125,7 @@ def test_a_tuning_plays_on_a_kind_of_model(kind, name, tmp_path, cache):
 def test_a_kind_of_model_refuses_every_other_tuning(kind, tmp_path):
     for name in {*TUNINGS.names()} - {*TUNINGS_OF[kind]}:
         with pytest.raises(ConfigError):
-            prepare(load_config(of_kind(kind, name, tmp_path)))
+            prepared(load_config(of_kind(kind, name, tmp_path)))
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def counted(overrides, tmp_path, cache):
 def test_a_visit_costs_two_copies_down_and_one_up(tuning, tmp_path, cache):
     settings = [*TINY, "algorithm=fedavg", f"tuning={tuning}", "evaluation.personal=false", ONE_BY_ONE]
     quiet = counted([*settings, "evaluation.every=0"], tmp_path / "quiet", cache)
-    clients = prepare(load_config([*settings, f"data.cache={cache}"])).partition.clients
+    clients = prepared(load_config([*settings, f"data.cache={cache}"])).partition.clients
     visits = len(clients)
     batches = sum(len(client.train) for client in clients)
     assert quiet["down"] == 2 * visits  # the parameters, and the order of the examples

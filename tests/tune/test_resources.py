@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.settings import ClusterConfig
 from rayfed.engine import measure_client
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rayfed.errors import ResourceError, count_of
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import ClusterConfig
+    from rayfed.config.settings import ClusterConfig
     from rayfed.executors import cluster
 
 GB = 1e9

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 from rayfed.experiment.equal_steps import batches_of, passes, with_passes
+from rayfed.experiment.plan import prepared
 from rayfed.experiment.study.coordinates import PART, SEED, Key
 from rayfed.experiment.study.run_cell import CommonParts
 
@@ -21,7 +22,7 @@ C = TypeVar("C", bound="Config")
 
 def its_setup(config: Config, common: CommonParts) -> tuple[Setup, ...]:
     """The one run of a cell, prepared."""
-    return (prepare(config, shared=common.of(config)),)
+    return (prepared(config, common.of(config)),)
 
 
 def equally_trained(

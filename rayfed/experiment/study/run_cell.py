@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayfed.config.schema import config_changes, to_dict
+from rayfed.config.config_changes import config_changes
+from rayfed.config.schema import to_dict
 from rayfed.engine.built_once import Shared
 from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rayfed.config.schema import HARMLESS, Config, config_changes, to_dict
-from rayfed.engine.record_rounds import objects_of
+from rayfed.config.config_changes import HARMLESS, config_changes
+from rayfed.config.schema import Config, objects_of, to_dict
 from rayfed.errors import ConfigError
 from rayfed.experiment.study.coordinates import Key, Value, folders_of, in_words, labels_of, row_of
 from rayfed.record import claim as folders

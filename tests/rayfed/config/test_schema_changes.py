@@ -3,7 +3,8 @@
 import re
 from copy import deepcopy
 
-from rayfed.config.schema import BINDING, HARMLESS, changes, config_changes, load_config, to_dict
+from rayfed.config.config_changes import BINDING, HARMLESS, changes, config_changes
+from rayfed.config.schema import load_config, to_dict
 from tests.conftest import ROOT
 
 

@@ -8,9 +8,9 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import BUFFERS, Worker
+from rayfed.experiment.plan import prepared
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -25,7 +25,7 @@ TINY = ("model=timm", "model.name=resnet10t")
 
 
 def setup_of(cache, *overrides):
-    return prepare(load_config([*FEW, f"data.cache={cache}", *overrides]))
+    return prepared(load_config([*FEW, f"data.cache={cache}", *overrides]))
 
 
 def shared_arrays(setup):
@@ -109,5 +109,5 @@ def test_local_statistics_stay_with_their_client(cache):
 def test_the_config_says_which(cache, choice):
     config = load_config([*FEW, *TINY, f"data.cache={cache}", f"train.batch_norm={choice}"])
     assert config.train.batch_norm == choice
-    assert bool(statistics(prepare(config).start)) == (choice == "average")
+    assert bool(statistics(prepared(config).start)) == (choice == "average")
     assert load_config([]).train.batch_norm == "average"

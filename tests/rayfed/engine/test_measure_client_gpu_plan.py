@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.settings import ClusterConfig
 from rayfed.engine import measure_client
 from rayfed.engine.measure_client import (
     CONTEXT,

@@ -7,10 +7,10 @@ import pytest
 import rayfed
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import spread
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.record.readers import read_rows
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report.final_table import client_table, final_table
@@ -133,7 +133,7 @@ def digest_of(setup, executor):
 
 
 def test_text_on_actors_is_text_inline(text, pool_of_two):
-    setup = prepare(load_config(text))
+    setup = prepared(load_config(text))
     params, scores = digest_of(setup, InlineExecutor(setup.world, setup.weights))
     again, others = digest_of(setup, pool_of_two(setup))
     assert all((params[name] == again[name]).all() for name in params)

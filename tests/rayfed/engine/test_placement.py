@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rayfed import Client, Local, Method, Server
 from rayfed.config.schema import load_config
-from rayfed.engine.setup import prepare
 from rayfed.executors.actor_pool import RayExecutor
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.params import digest
 from tests.conftest import SMALL, STEADY
 
@@ -89,7 +89,7 @@ def test_the_saved_config_repeats_the_run(small, tmp_path):
 
 
 def small_setup(cache, *overrides):
-    return prepare(
+    return prepared(
         load_config([*SMALL, f"data.cache={cache}", "data.partition.clients_per_domain=2", *overrides])
     )
 

@@ -7,9 +7,9 @@ import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.engine.record_rounds import Keeping, busy, record_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ClusterError, LostStoreError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.executor import Visit
 from tests.conftest import SMALL
 
@@ -41,7 +41,7 @@ class Losing(InlineExecutor):
 @pytest.fixture(scope="module")
 def setup(cache):
     bare = [option for option in SMALL if not option.startswith("tuning.")]
-    return prepare(load_config([*bare, f"data.cache={cache}", "algorithm=ditto", "rounds=5", *FEW]))
+    return prepared(load_config([*bare, f"data.cache={cache}", "algorithm=ditto", "rounds=5", *FEW]))
 
 
 def run(setup, executor, path):

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 import rayfed
 from rayfed.config.schema import load_config, load_run
 from rayfed.engine.score_finished_run import score_model_of
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from rayfed.federation.tensors_that_stay import STAYS
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.record.folder import TENSORS
@@ -79,7 +79,7 @@ def test_clients_of_a_run_scored_on_its_own_data_have_their_own_tensors(whole, s
     assert {name: first[name] for name in ("accuracy", "loss")} == {
         name: second[name] for name in ("accuracy", "loss")
     }
-    setup = prepare(load_run(others.path))
+    setup = prepared(load_run(others.path))
     assert (
         score_model_of(str(whole / "fedavg-base-seed0"), setup).stores == {}
     )  # its clients are not those of the run
@@ -87,7 +87,7 @@ def test_clients_of_a_run_scored_on_its_own_data_have_their_own_tensors(whole, s
 
 def test_each_client_scores_the_new_classes_with_the_tensors_that_stay_at_it(whole):
     """Losses from the files of the run, with a plain model and nothing of the loop or an executor."""
-    base, new = (prepare(load_run(whole / f"fedavg-{part}-seed0")) for part in ("base", "new"))
+    base, new = (prepared(load_run(whole / f"fedavg-{part}-seed0")) for part in ("base", "new"))
     assert list(new.partition.table) == list(base.partition.table)
     assert [c.domain for c in new.partition.clients] == [c.domain for c in base.partition.clients]
     saved = Checkpoints(whole / "fedavg-base-seed0").load(new.start, lambda rounds: True)
@@ -153,7 +153,7 @@ def test_an_interrupted_protocol_goes_on_and_an_earlier_scoring_is_repeated(whol
 
 
 def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folder):
-    setup = prepare(load_run(whole / "fedavg-new-seed0"))
+    setup = prepared(load_run(whole / "fedavg-new-seed0"))
     tuning = replace(setup.world.tuning, rank=3)  # by which only what stays has another shape here
     other = replace(setup, world=replace(setup.world, tuning=tuning))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: the tensors of .* set model, tuning"):
@@ -170,7 +170,7 @@ def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folde
 def test_an_older_checkpoint_is_not_taken_for_the_last_one(small):
     trained = small(*CLIP, *FEW[:2], "rounds=2")
     (trained.path / "checkpoints" / "round-000002" / "state.safetensors").unlink()
-    setup = prepare(replace(load_run(trained.path), rounds=1))
+    setup = prepared(replace(load_run(trained.path), rounds=1))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint of its last round"):
         score_model_of(str(trained.path), setup)
 
@@ -201,7 +201,7 @@ def test_models_that_cannot_score_new_classes_are_refused(overrides, message):
         "data.limit=12",
     )
     with pytest.raises(ConfigError, match=message):
-        prepare(load_config([*given, "evaluation.model_of=nowhere", *overrides]))
+        prepared(load_config([*given, "evaluation.model_of=nowhere", *overrides]))
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path):

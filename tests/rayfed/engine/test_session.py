@@ -4,21 +4,22 @@ import pytest
 
 from rayfed.config.schema import load_config
 from rayfed.engine.session import Session, cheaper_products, launch
-from rayfed.engine.setup import prepare
 from rayfed.experiment.experiment import simulate
+from rayfed.experiment.plan import prepared
 from rayfed.experiment.single_run import begin
+from rayfed.federation.train_config import TrainConfig
 from rayfed.record import claim as folders
 from tests.conftest import SMALL
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_nothing_is_said_where_tensor_cores_are_used(precision):
-    assert cheaper_products(load_config(["algorithm=fedavg", f"train.precision={precision}"])) == ""
+    assert cheaper_products(TrainConfig(precision=precision)) == ""
 
 
 def test_the_default_names_what_is_faster():
     assert "up to 7 times as fast with train.precision=tf32, and 15 times with bf16" in cheaper_products(
-        load_config(["algorithm=fedavg"])
+        TrainConfig()
     )
 
 
@@ -38,11 +39,11 @@ def test_client_actors_start_beside_the_driver_are_replaced_and_end_with_the_ses
     own = [*SMALL, f"data.cache={cache}"]
     there = ["cluster=local", "cluster.actors=2", "cluster.cpus_per_actor=0.1", f"output={path}"]
     config = load_config([*own, *there])
-    setup = prepare(config)
+    setup = prepared(config)
     before = ours()
     with Session() as session, folders.claim(path, "") as claim:
         begin(config, setup, claim, lambda _: None, resume=False)
-        with launch(setup, config, path, claim=claim.token, session=session) as rows:
+        with launch(setup, path, claim=claim.token, session=session) as rows:
             next(rows)
             found = {name: space for name, space in ours().items() if name not in before}
             first = min(name for name in found if name.startswith("rayfed:clients:"))

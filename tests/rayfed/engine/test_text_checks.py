@@ -20,8 +20,8 @@ from rayfed.config.schema import load_config
 from rayfed.data.text import TYPE_BITS, Text
 from rayfed.data.tokens import Tokenized
 from rayfed.engine import text_checks
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from rayfed.models import language
 from tests.rayfed.data.test_tokens import Texts
 from tests.rayfed.fast.test_group import check_agreement
@@ -173,7 +173,7 @@ def test_networks_get_the_types_of_tokens(folders, pairs, tmp_path):
 @pytest.mark.parametrize("family", TYPED)
 def test_logits_of_pairs_are_those_of_the_library(folders, pairs, tmp_path, family):
     """In a padded batch, as training and scoring read it; without types they would be others."""
-    setup = prepare(experiment(folders[family], written(tmp_path, pairs, "jsonl"), tmp_path).config())
+    setup = prepared(experiment(folders[family], written(tmp_path, pairs, "jsonl"), tmp_path).config())
     model = setup.world.build().eval()
     images = setup.dataset.images
     rows = np.arange(5)
@@ -209,15 +209,15 @@ def pairs_of(family, folders, pairs, tmp_path):
         "cluster=inline",
     ]
     options += ["data.partition.scheme=natural", "data.partition.min_samples=1", "train.batch_size=3"]
-    return prepare(load_config(options))
+    return prepared(load_config(options))
 
 
 def test_of_single_texts_nothing_is_stored(folders, pairs, tmp_path):
     columns = {key: value for key, value in COLUMNS.items() if key != "text_pair"}
     path = written(tmp_path, pairs, "jsonl")
-    setup = prepare(experiment(folders["bert"], path, tmp_path, columns=columns).config())
+    setup = prepared(experiment(folders["bert"], path, tmp_path, columns=columns).config())
     assert setup.dataset.images.tokens.max() < KNOWN
-    both = prepare(experiment(folders["bert"], path, tmp_path).config())
+    both = prepared(experiment(folders["bert"], path, tmp_path).config())
     assert both.dataset.images.tokens.max() >> TYPE_BITS == 1
 
 
@@ -230,7 +230,7 @@ def test_a_real_network_reads_pairs_as_the_library_does(shared, tmp_path):
         {"a": "A man plays a guitar.", "b": "Somebody makes music.", "label": i % 2, "user": f"u{i % 2}"}
         for i in range(12)
     ]
-    setup = prepare(experiment(folder, written(tmp_path, rows, "jsonl"), tmp_path).config())
+    setup = prepared(experiment(folder, written(tmp_path, rows, "jsonl"), tmp_path).config())
     model = setup.world.build()
     model.eval()
     other = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -279,7 +279,7 @@ def test_a_token_beyond_the_embedding_is_named(tmp_path, task, rows):
     columns = {"text": "text", "text_pair": "b", "label": "label"} if task == "pair" else None
     build = experiment(folder, written(tmp_path, table, "jsonl"), tmp_path, columns=columns)
     if rows > KNOWN:
-        prepare(build.config())
+        prepared(build.config())
         return
     with pytest.raises(ConfigError, match=rf"token {KNOWN} \('<new>'\).* has {KNOWN} rows for a token"):
         build.run(quiet=True)
@@ -290,7 +290,7 @@ def test_a_token_that_no_text_has_does_no_harm(tmp_path, pairs):
     made = tokenizer()
     made.add_tokens(["<new>"])
     made.save_pretrained(folder)
-    prepare(experiment(folder, written(tmp_path, pairs, "jsonl"), tmp_path).config())
+    prepared(experiment(folder, written(tmp_path, pairs, "jsonl"), tmp_path).config())
 
 
 def test_a_type_beyond_the_embedding_is_named(folders, pairs, tmp_path):
@@ -298,7 +298,7 @@ def test_a_type_beyond_the_embedding_is_named(folders, pairs, tmp_path):
     with pytest.raises(ConfigError, match=r"type 1, of token .* has 1 rows for a type"):
         experiment(folders["roberta"], written(tmp_path, pairs, "jsonl"), tmp_path).run(quiet=True)
     folder = save(tmp_path / "own", "roberta", types=False)
-    prepare(experiment(folder, written(tmp_path, pairs, "jsonl"), tmp_path).config())
+    prepared(experiment(folder, written(tmp_path, pairs, "jsonl"), tmp_path).config())
 
 
 OF_FALCON = {
@@ -335,7 +335,7 @@ def test_a_setting_that_changes_nothing_is_taken(tmp_path):
     changes = {**OF_FALCON, "lm_head_multiplier": 1.0}
     folder = save(tmp_path / "m", "falcon_h1", types=False, kind="AutoModelForCausalLM", **changes)
     rows = [{"prompt": "w1 w2", "completion": f"w{i} w3"} for i in range(24)]
-    prepare(experiment(folder, written(tmp_path, rows, "jsonl"), tmp_path, columns=None).config())
+    prepared(experiment(folder, written(tmp_path, rows, "jsonl"), tmp_path, columns=None).config())
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from benchmarks.gpu_check import dropping_as_devices
 from rayfed import resume
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.client import backward
 from rayfed.federation.params import digest
 from rayfed.objective import IGNORED, LanguageModeling, TextClassification
@@ -101,7 +101,7 @@ def setup_of(folder, cache, model, *overrides):
         overrides = tuple(text for text in overrides if text != "tuning.rank=2")
     if not any(text.startswith("algorithm=") for text in overrides):
         overrides = ("algorithm=fedavg", *overrides)
-    return prepare(load_config(overrides))
+    return prepared(load_config(overrides))
 
 
 def rounds_of(setup):
@@ -330,15 +330,15 @@ def test_clients_can_count_by_what_they_learned(folder, cache):
 
 def test_models_and_data_of_other_tasks_are_refused(folder, cache):
     with pytest.raises(ConfigError, match="no decoder"):
-        prepare(
+        prepared(
             load_config(
                 [*settings(folder, cache, "bert-lm"), f"model=hf/{folder / 'bert'}", "algorithm=fedavg"]
             )
         )
     with pytest.raises(ConfigError, match=r"model\.name: the model is for classification"):
-        prepare(load_config([*settings(folder, cache, "bert"), "model=vit_mini", "algorithm=fedavg"]))
+        prepared(load_config([*settings(folder, cache, "bert"), "model=vit_mini", "algorithm=fedavg"]))
     with pytest.raises(ConfigError, match="reads texts"):
-        prepare(load_config([f"model=hf/{folder / 'bert'}", "algorithm=fedavg", "cluster=inline"]))
+        prepared(load_config([f"model=hf/{folder / 'bert'}", "algorithm=fedavg", "cluster=inline"]))
 
 
 def test_a_user_learns_how_many_tokens_were_learned(folder, cache, tmp_path):
@@ -366,7 +366,7 @@ def peft_agrees(folder, cache, tmp_path, model, method):
 
     overrides = settings(folder, cache, model, f"algorithm={method}", "tuning.alpha=6", "train.lr=0.02")
     result = rayfed.simulate([*overrides, f"output={tmp_path / 'run'}"])
-    setup = prepare(load_config(overrides))
+    setup = prepared(load_config(overrides))
     ours = setup.world.build()
     load(ours, load_file(result.path / "model" / "params.safetensors"))
     ours.eval()
@@ -451,4 +451,4 @@ def test_a_method_that_is_not_for_texts_is_refused_with_a_task_of_a_user(folder,
     task = rayfed.Task(loss=focal, over_set={"first": share_of_first})
     own = of_experiment(folder, cache, "bert", task).changed(method="fedmix")
     with pytest.raises(ConfigError, match=r"not for text_classification|is for classification"):
-        prepare(own.config())
+        prepared(own.config())

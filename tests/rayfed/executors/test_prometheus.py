@@ -12,7 +12,7 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine.session import launch
-from rayfed.engine.setup import prepare
+from rayfed.experiment.plan import prepared
 from rayfed.federation.executor import Visit
 from tests.conftest import ROOT
 from tests.rounding import near
@@ -90,7 +90,7 @@ def test_scraped_values_are_those_of_the_run_and_clients_make_no_series(tmp_path
     for path, clients in zip(paths, (2, 200), strict=True):
         config = load_config([*options, f"data.partition.clients_per_domain={clients}"])
         (path / "model").mkdir(parents=True)
-        runs.append(held.enter_context(launch(prepare(config), config, path)))
+        runs.append(held.enter_context(launch(prepared(config), path)))
     try:
         rows = [[next(run) for _ in range(3)] for run in runs]
         asked = {name for name, _ in queried()} - {f"ray_{name}" for name in ONLY_ON_GPU}

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import nn
 
 import rayfed
-from rayfed.config.schema import config_changes, load_config, to_dict
+from rayfed.config.config_changes import config_changes
+from rayfed.config.schema import load_config, to_dict
 from rayfed.errors import ConfigError
 from rayfed.resume import config_to_continue
 

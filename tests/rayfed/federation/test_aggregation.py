@@ -190,8 +190,8 @@ def test_an_exact_rule_without_a_residual_is_refused(small):
 def test_residuals_are_the_same_on_actors(cache, pool_of_two):
     from rayfed.config.schema import load_config
     from rayfed.engine.loop import run_rounds
-    from rayfed.engine.setup import prepare
     from rayfed.executors.inline import InlineExecutor
+    from rayfed.experiment.plan import prepared
     from rayfed.federation.params import digest
     from tests.conftest import SMALL
 
@@ -202,7 +202,7 @@ def test_residuals_are_the_same_on_actors(cache, pool_of_two):
         "capacity=2",
         "train.epochs=2",
     )
-    setup = prepare(load_config([*SMALL, f"data.cache={cache}", *exact]))
+    setup = prepared(load_config([*SMALL, f"data.cache={cache}", *exact]))
     alone = InlineExecutor(setup.world, setup.weights)
     before = alone.worker.checksum()
     here = list(run_rounds(setup.experiment, alone, setup.start))[-1].state.params

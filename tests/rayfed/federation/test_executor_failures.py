@@ -13,9 +13,9 @@ import torch
 
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ClientError, ClusterError, StoppedError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.executor import Call, Policy
 from rayfed.federation.params import digest
 from rayfed.types import Broadcast, Update
@@ -73,7 +73,7 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def setup(cache):
-    return prepare(
+    return prepared(
         load_config([*SMALL, f"data.cache={cache}", "data.partition.clients_per_domain=2", "rounds=10"])
     )
 
@@ -303,7 +303,7 @@ def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two,
     name, tag = PHASES[phase]
     base = (o for o in SMALL if not o.startswith("tuning."))
     options = [*base, f"data.cache={cache}", f"algorithm={name}", "data.partition.scheme=by_domain"]
-    small = prepare(load_config([*options, "data.val=3"]))
+    small = prepared(load_config([*options, "data.val=3"]))
     *_, here = run_rounds(small.experiment, InlineExecutor(small.world, small.weights), small.start)
     pool = pool_of_two(small)
     killer = Killer(pool, tags={tag})

@@ -5,9 +5,9 @@ import torch
 
 from rayfed.config.schema import load_config, with_method
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.client import Client
 from rayfed.federation.tensors_that_stay import STAYS, add_own, head_of, keep_own, names_that_stay
 from rayfed.testing import small_setup
@@ -115,7 +115,7 @@ def test_where_everything_stays_clients_train_alone(small):
 
 def test_a_group_keeps_what_stays_for_each_client(small, cache):
     runs = [small("local.stays=[lora_B]", f"train.group={n}") for n in (1, 3)]
-    judge = prepare(load_config([*SMALL, f"data.cache={cache}", "local.stays=[lora_B]"]))
+    judge = prepared(load_config([*SMALL, f"data.cache={cache}", "local.stays=[lora_B]"]))
     equally_near(runs[0].params, runs[1].params, exactly_trained(judge))
     assert runs[0].history["accuracy"].tolist() == runs[1].history["accuracy"].tolist()
 

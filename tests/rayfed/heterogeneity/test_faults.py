@@ -11,9 +11,9 @@ import torch
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import load_config
 from rayfed.engine.loop import draw_cohort, run_rounds
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
@@ -41,7 +41,7 @@ def plan(seed=0, **config):
 
 def setup_of(cache, *overrides):
     small = [o for o in SMALL if not o.startswith("tuning.")]  # a method brings its own scheme
-    return prepare(load_config([*small, f"data.cache={cache}", "cluster=inline", *overrides]))
+    return prepared(load_config([*small, f"data.cache={cache}", "cluster=inline", *overrides]))
 
 
 def rounds_of(setup, **changes):
@@ -151,7 +151,7 @@ def test_a_round_without_anybody_changes_nothing_but_is_counted(small, fault):
     gone = 5 if "dropout" in fault else 0
     assert result.history["missing"].tolist() == [gone] * 2
     assert result.history["virtual_time"].tolist() == ([100, 200] if gone else [0, 0])
-    start = prepare(load_config([], result.path / "config.yaml")).start
+    start = prepared(load_config([], result.path / "config.yaml")).start
     assert result.sha256 == digest(start)
 
 
@@ -165,7 +165,7 @@ def test_the_virtual_clock_of_a_run(small):
         "rounds=3",
         "figures=true",
     )
-    faults = prepare(load_config([], result.path / "config.yaml")).experiment.faults
+    faults = prepared(load_config([], result.path / "config.yaml")).experiment.faults
     bytes_ = pq.read_table(result.path / "transfers.parquet").to_pandas()
     for _, one in bytes_.groupby("round"):
         visits = [

@@ -345,12 +345,12 @@ def test_placement_changes_nothing_where_passes_move_something(net, ray_cluster)
 
 @pytest.mark.parametrize("net", STATEFUL)
 def test_after_each_call_everything_but_what_travels_is_as_before(net):
-    from rayfed.engine.setup import prepare
     from rayfed.executors.inline import InlineExecutor
+    from rayfed.experiment.plan import prepared
     from tests.cohorts import make_cohort
 
     own = {"rounds": 2, "cluster": "inline", "tuning": "full", "train": RATE}
-    setup = prepare(rayfed.Experiment(method="fedavg", model=net, data=clients(), **own).config())
+    setup = prepared(rayfed.Experiment(method="fedavg", model=net, data=clients(), **own).config())
     executor, experiment = InlineExecutor(setup.world, setup.weights), setup.experiment
     before, state = executor.worker.checksum(), experiment.server.start(setup.start)
     attributes = [dict(vars(module)) for module in executor.worker.model.net.modules()]

@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import save_file
 
 from rayfed.config.schema import load_config
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from tests.rayfed.models.small import small
 
 CLIP = "model=clip_vit_b_32"
@@ -50,7 +50,7 @@ def test_a_run_starts_from_the_file(tmp_path, key):
     net = small("vit", seed=5).net
     save_file(net.state_dict(), tmp_path / "net.safetensors")
     options = "{patch_size: 8, embed_dim: 32, depth: 4, num_heads: 2}"
-    setup = prepare(
+    setup = prepared(
         load_config(
             [
                 *("algorithm=fedavg", "tuning=head", "model=vit_tiny_patch16_224", "model.size=32"),
@@ -67,4 +67,4 @@ def test_a_run_starts_from_the_file(tmp_path, key):
 @pytest.mark.steady
 def test_a_tag_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"model.pretrained: 'opnai' is no tag of published"):
-        prepare(load_config(["algorithm=fedclip", CLIP, "model.pretrained=opnai", "data.limit=12"]))
+        prepared(load_config(["algorithm=fedclip", CLIP, "model.pretrained=opnai", "data.limit=12"]))

@@ -8,8 +8,8 @@ import pytest
 import rayfed
 from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.config.schema import load_config, to_dict
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError, ServerError
+from rayfed.experiment.plan import prepared
 from rayfed.sampling.base import SAMPLERS, Candidates, sample, usual_size
 from rayfed.sampling.power_of_choice import PowerOfChoice
 from tests.conftest import ROOT
@@ -173,7 +173,7 @@ def test_noise_refuses_a_rule_of_which_it_knows_nothing(cache, at):
     noise = ["channel=[{clip: 1},{noise: 1}]", "server.weighting=uniform", f"privacy.noise_at={at}"]
     config = load_config([*noise, "sampling=by_size", f"data.cache={cache}", "data.limit=24", "tuning=head"])
     with pytest.raises(ConfigError, match=r"^sampling: by_size may draw clients by what they send"):
-        prepare(config.alone())
+        prepared(config.alone())
 
 
 def test_the_rule_of_the_page_draws_as_it_says(cache):

@@ -14,8 +14,8 @@ from rayfed.data.formats.image_file import decode_image
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.user_data import own_data
-from rayfed.engine.setup import prepare as prepare_run
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from rayfed.prepare.examination import examine
 from tests.rayfed.data.folders import make_folder
 
@@ -96,7 +96,7 @@ def test_the_default_is_what_the_own_transform_of_the_model_does(wide, tmp_path,
         "model.size=32",
     )
     data = (f"data.root={wide}", f"data.cache={tmp_path}", "data.val=0", "data.test=1")
-    setup = prepare_run(load_config([*common, *data, *model]))
+    setup = prepared(load_config([*common, *data, *model]))
     wanted = load(config(root=wide, cache=tmp_path, resize=how), 32)
     assert np.array_equal(setup.dataset.images[0], wanted.images[0])
 

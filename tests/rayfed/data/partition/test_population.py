@@ -13,8 +13,8 @@ from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.manifest import describe, with_digests
 from rayfed.data.partition.population import Population
 from rayfed.data.partition_config import PopulationConfig
-from rayfed.engine.setup import prepare
 from rayfed.errors import ConfigError
+from rayfed.experiment.plan import prepared
 from tests.rayfed.data.partition.toy import DOMAINS, as_dataset, make_data, part
 
 
@@ -150,4 +150,4 @@ def test_no_group_is_in_two_pools():
 )
 def test_what_cannot_be_drawn_is_refused(overrides, words):
     with pytest.raises(ConfigError, match=words):
-        prepare(load_config(["algorithm=fedavg", *overrides]))
+        prepared(load_config(["algorithm=fedavg", *overrides]))

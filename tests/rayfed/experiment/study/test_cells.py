@@ -33,7 +33,7 @@ def launched_in(monkeypatch):
     folders = []
     monkeypatch.setattr(
         "rayfed.engine.session.launch",
-        lambda *args, **rest: folders.append(Path(args[2]).name) or launch(*args, **rest),
+        lambda *args, **rest: folders.append(Path(args[1]).name) or launch(*args, **rest),
     )
     return folders
 

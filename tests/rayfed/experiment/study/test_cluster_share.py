@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.config.schema import ClusterConfig
+from rayfed.config.settings import ClusterConfig
 from rayfed.errors import ResourceError
 from rayfed.experiment.study.cluster_share import ClusterShare, share
 
