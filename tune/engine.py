@@ -15,11 +15,12 @@ import ray
 import ray.tune
 import yaml
 
-from rayfed.config.schema import ClusterConfig, Config, to_dict
+from rayfed.config.schema import Config, to_dict
 from rayfed.engine.measure_client import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.connection import connection
 from rayfed.experiment.single_run import classes_in_words, last_words
 from rayfed.experiment.study.study_folder import KIND, held

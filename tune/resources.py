@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from ray.tune import PlacementGroupFactory
 
-from rayfed.config.schema import ClusterConfig
 from rayfed.devices import HOST
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, ActorPlan, Resources, Wish, plan
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.mps import mps_runs
 
 SLACK = 1e-9

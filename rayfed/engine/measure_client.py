@@ -21,7 +21,6 @@ import psutil
 import torch
 
 from rayfed.client_facts import ClientTable
-from rayfed.config.schema import ClusterConfig
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset
 from rayfed.devices import (
@@ -39,6 +38,7 @@ from rayfed.engine.loop import Training, cohort_of, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.cohort import Cohort

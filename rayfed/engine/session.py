@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rayfed.config.schema import ClusterConfig, Config
+from rayfed.config.schema import Config
 from rayfed.devices import settings_restored, use_threads
 from rayfed.engine.loop import Training
 from rayfed.engine.measure_client import GpuPlans, inline_device
@@ -22,6 +22,7 @@ from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Worker
 from rayfed.federation.executor import Policy

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayfed.client_facts import RowTable, Splits
-from rayfed.config.schema import ClusterConfig, Config, compatible_parts
+from rayfed.config.schema import Config, compatible_parts
 from rayfed.data import load
 from rayfed.data.augmentation import check_images
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
@@ -54,6 +54,7 @@ from rayfed.evaluation.test_sets import (
     validation_split,
     with_domain_validation,
 )
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
 from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local

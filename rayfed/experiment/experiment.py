@@ -22,8 +22,9 @@ from rayfed.user_objects import is_own
 if TYPE_CHECKING:
     from torch import nn
 
-    from rayfed.config.schema import CheckpointConfig, ClusterConfig, EvaluationConfig, ProtocolName
+    from rayfed.config.schema import CheckpointConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
+    from rayfed.executors.cluster_config import ClusterConfig
     from rayfed.experiment.runner import Runner
     from rayfed.experiment.sections import (
         CheckpointKeys,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from rayfed.errors import ResourceError, count_of
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import ClusterConfig
     from rayfed.executors import cluster
+    from rayfed.executors.cluster_config import ClusterConfig
 
 GB = 1e9
 

@@ -18,7 +18,8 @@ from rayfed.experiment.study.worker_process import packed, with_values
 from rayfed.terminal.console import stage
 
 if TYPE_CHECKING:
-    from rayfed.config.schema import ClusterConfig, Config
+    from rayfed.config.schema import Config
+    from rayfed.executors.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
