@@ -45,7 +45,7 @@ def test_the_steps_of_a_run_are_functions_of_the_files_named():
     assert [step for step in steps if f"def {step[0]}(" not in (ROOT / step[1]).read_text()] == []
 
 
-MOST_CROSSINGS = 69
+MOST_CROSSINGS = 67
 """Imports that cross a ring; write the number down when some went, never up."""
 
 
@@ -259,7 +259,7 @@ def test_the_tree_has_few_and_large_modules_and_each_name_once():
     files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "rayfed").rglob("*.py")}
     lines = {file: text.count("\n") for file, text in files.items()}
     assert {file for file, count in lines.items() if count > 700} <= LONG
-    own = [file for file in files if not re.search(r"/tuning/|/readers/|/__\w+__\.py$", file)]
+    own = [file for file in files if not re.search(r"/tuning/|/readers/|/kinds/|/__\w+__\.py$", file)]
     assert sum(lines[file] < 60 for file in own) <= 20
     stems = Counter(Path(file).name for file in own)
     assert {name for name, count in stems.items() if count > 1} == set()

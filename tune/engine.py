@@ -22,6 +22,7 @@ from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
 from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.connection import connection
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.single_run import classes_in_words, last_words
 from rayfed.experiment.study.study_folder import KIND, held
 from rayfed.experiment.study.study_folder import new_folder as new_study
@@ -202,7 +203,7 @@ def _room(search: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[in
 
 def on_cpu(setup: Setup, cluster: ClusterConfig, nodes: Sequence[Resources]) -> str:
     """Why the trials leave the GPUs unused, judged by the paper's values; empty: they use them."""
-    if cluster.executor == "inline":
+    if not kind_of(cluster).needs_cluster:
         return inline_device(setup, cluster)[1]
     return too_small(setup, cluster) if is_measured(cluster, nodes) else ""
 

@@ -28,6 +28,7 @@ from rayfed.data.data_config import DataConfig
 from rayfed.devices import Deterministic
 from rayfed.errors import ConfigError, adding, shown
 from rayfed.executors.cluster_config import ClusterConfig
+from rayfed.executors.kinds.base import kind_of
 from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
 from rayfed.federation.noise_and_compression import ChannelConfig
@@ -389,6 +390,7 @@ def resolve(tree: Mapping[str, Any]) -> Request:
         config = parse(Request, spelled_out(tree), "")
         check_listed_once(config.compare)
         SAMPLERS.load(config.sampling)
+        kind_of(config.cluster)
         parts = build_parts(config)
     except UnknownKeyError as err:
         raise ConfigError(advice(err.key, str(err), Request, tree)) from err

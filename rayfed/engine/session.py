@@ -23,19 +23,21 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
 from rayfed.executors.cluster_config import ClusterConfig
-from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.worker import Worker
+from rayfed.executors.kinds.base import kind_of
+from rayfed.executors.worker import choose_settings
 from rayfed.federation.executor import Policy
 from rayfed.terminal.console import count_up, stage
 from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
 
 if TYPE_CHECKING:
+    import torch
+
     from rayfed.engine.weight_store import WeightStore
     from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
-    from rayfed.executors.worker import Weights
+    from rayfed.executors.worker import Weights, World
 
 
 class DriverActor:
@@ -204,7 +206,7 @@ class Session:
             ResourceError: The cluster cannot hold the actors, or is busy.
             ClusterError: Ray could not be started on this machine.
         """
-        if cluster.executor != "ray":
+        if not kind_of(cluster).needs_cluster:
             return
         from rayfed.executors.cluster import reserve
 
@@ -398,11 +400,11 @@ def _watch_of(session: Session | None, config: Config, path: Path) -> Watch | No
     return Metrics(labels)
 
 
-def _one_at_a_time(rows: Iterator[Row], worker: Worker) -> Iterator[Row]:
+def _one_at_a_time(rows: Iterator[Row], world: World, device: torch.device) -> Iterator[Row]:
     """The rows of a run in this process, whose rounds wait for those of runs in other threads."""
     while True:
         with settings_restored():
-            worker.choose_settings()
+            choose_settings(world, device)
             row = next(rows, None)
         if row is None:
             return
@@ -497,7 +499,7 @@ def launch(
     claim: str = "",
     session: Session | None = None,
 ) -> Iterator[Iterator[Row]]:
-    """While the block runs, run and record an experiment in this process or on Ray, as the config says.
+    """While the block runs, run and record an experiment with the executor that the config names.
 
     Args:
         setup: The experiment, prepared from `config`.
@@ -518,15 +520,16 @@ def launch(
         ClusterError: The driver or all client actors were lost.
     """
     keeping = Keeping.of(setup, config, path, resume, claim)
-    if config.cluster.executor == "inline":
+    if (make := kind_of(config.cluster).make) is not None:
         device, small = inline_device(setup, config.cluster)
         if small:
             notify(small)
         with settings_restored():
-            executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-        watch = _watch_of(session, config, path)
-        with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
-            yield _one_at_a_time(rows, executor.worker)
+            executor = make(setup.world, setup.weights, config.failures, device)
+        with closing(executor):
+            watch = _watch_of(session, config, path)
+            with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
+                yield _one_at_a_time(rows, setup.world, device)
     else:
         with (
             nullcontext(session) if session else Session() as own,

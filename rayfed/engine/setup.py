@@ -24,7 +24,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.data.user_data import OwnData
-from rayfed.devices import HOST, chosen_device, settings_restored
+from rayfed.devices import HOST, settings_restored
 from rayfed.engine.built_once import Built, Shared
 from rayfed.engine.core_start import core_start
 from rayfed.engine.loop import Training, adaptation_of
@@ -54,7 +54,7 @@ from rayfed.evaluation.test_sets import (
     validation_split,
     with_domain_validation,
 )
-from rayfed.executors.cluster_config import ClusterConfig
+from rayfed.executors.kinds.base import kind_of
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
 from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local
@@ -229,7 +229,7 @@ def prepare(config: Config, shared: Shared | None = None) -> Setup:
     """
     parts = compatible_parts(config)
     check_counts(config)
-    _check_device(config.cluster)
+    kind_of(config.cluster).fits(config.cluster)
     known = shared or Shared()
     shape_of(config, known)
     words = f"loading the data {config.data.name} and the model {config.model.name}"
@@ -558,16 +558,6 @@ def _world(config: Config, parts: Parts, dataset: Dataset, partition: Partition,
     if network is None:
         return world
     return replace(world, network=fit(network, first_batches(world, partition)[0][0], config.seed))
-
-
-def _check_device(cluster: ClusterConfig) -> None:
-    if cluster.executor == "inline":
-        chosen_device(cluster.device)
-    elif cluster.device != "auto":
-        raise ConfigError(
-            f"cluster.device: {cluster.device!r} is for cluster=inline; actors get the GPUs of "
-            f"cluster.num_gpus, and with cluster.num_gpus=0 they run on the CPU"
-        )
 
 
 def _check_input(config: ModelConfig, model: Backbone) -> None:

@@ -15,8 +15,9 @@ class ClusterConfig:
     """The section `cluster`: where clients run. Only `threads` can change a result.
 
     Attributes:
-        executor: `ray`: on Ray actors; `inline`: everything in one process.
-        device: Device of the clients with `inline`, and of the analysis of a run: `auto` (the first GPU that
+        executor: `ray`: on Ray actors; `inline`: everything in one process; or an executor of your own,
+            `package.module:NAME` (CONTRIBUTING.md).
+        device: Device of clients in one process, and of the analysis of a run: `auto` (the first GPU that
             torch sees, else the CPU), `cpu`, `cuda` or `cuda:N`. GPUs of actors: `num_gpus`.
         address: Address of a running Ray cluster (host:port); none: that of RAY_ADDRESS, or else Ray is
             started on this machine.
@@ -37,7 +38,7 @@ class ClusterConfig:
         connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
     """
 
-    executor: Literal["ray", "inline"] = "ray"
+    executor: str = "ray"
     device: str = "auto"
     address: str | None = None
     actors: Literal["auto", "per_client"] | Count = "auto"

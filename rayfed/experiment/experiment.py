@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rayfed.config.schema import CheckpointConfig, EvaluationConfig, ProtocolName
     from rayfed.data.partition_config import PartitionConfig
     from rayfed.executors.cluster_config import ClusterConfig
+    from rayfed.executors.kinds.base import ExecutorKind
     from rayfed.experiment.runner import Runner
     from rayfed.experiment.sections import (
         CheckpointKeys,
@@ -90,7 +91,7 @@ class Experiment:
         local: Mapping[str, Any] | None = None,
         partition: PartitionConfig | PartitionKeys | Section | None = None,
         evaluation: EvaluationConfig | EvaluationKeys | Section | None = None,
-        cluster: Literal["inline"] | ClusterConfig | ClusterKeys | Section | None = None,
+        cluster: str | ExecutorKind | ClusterConfig | ClusterKeys | Section | None = None,
         clients_per_round: int | Literal["all"] | None = None,
         sampling: str | Rule | None = None,
         channel: Any = None,
@@ -119,7 +120,7 @@ class Experiment:
             local: Hyperparameters of the client half.
             partition: Keys of `data.partition`.
             evaluation: Keys of the section `evaluation`.
-            cluster: `inline`, or keys of the section `cluster`.
+            cluster: `inline`, an executor of your own (CONTRIBUTING.md), or keys of the section `cluster`.
             clients_per_round: Number of clients in a round, or `all`.
             sampling: How these are drawn: a name, or a function (round, clients, rng) that returns their ids
                 (docs/realism.md).

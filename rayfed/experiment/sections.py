@@ -56,7 +56,7 @@ class EvaluationKeys(TypedDict, total=False):
 class ClusterKeys(TypedDict, total=False):
     """Keys of the section `cluster`."""
 
-    executor: Literal["ray", "inline"]
+    executor: str
     device: str
     address: str | None
     actors: Literal["auto", "per_client"] | int
