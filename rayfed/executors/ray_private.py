@@ -1,4 +1,4 @@
-"""All that is used of Ray beside its public interface, so that a new version of Ray breaks one file only."""
+"""The private parts of Ray that are used, in the one file that a new version of Ray can break."""
 
 from __future__ import annotations
 
