@@ -72,7 +72,7 @@ from rayfed.models.trunk import (
 )
 from rayfed.models.user_model import Network, OwnBackbone
 from rayfed.mps import mps_runs
-from rayfed.objective import Objective
+from rayfed.objective import Classification, Objective
 from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
@@ -409,7 +409,7 @@ class World:
     shard: Path
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=Classification)
     augment: AugmentConfig | None = None
     personal_every: int = 0
     personal_split: str = "test"
