@@ -156,6 +156,7 @@ def diagnose(config: Request) -> Diagnosis:
         too_small,
         work_of_largest,
     )
+    from rayfed.executors.kinds.base import kind_of
     from rayfed.experiment.plan import first_run, prepared
     from rayfed.mps import mps_runs
     from rayfed.record.trackers import check_trackers
@@ -165,17 +166,18 @@ def diagnose(config: Request) -> Diagnosis:
     where, nodes = _nodes(config)
     problems: list[str] = []
     actors: ActorPlan | None = None
-    on_ray = config.cluster.executor == "ray"
-    small = too_small(setup, config.cluster) if on_ray and is_measured(config.cluster, nodes) else ""
+    kind = kind_of(config.cluster)
+    shares_gpus = kind.needs_cluster and is_measured(config.cluster, nodes)
+    small = too_small(setup, config.cluster) if shares_gpus else ""
     if small:
         config = replace(config, cluster=replace(config.cluster, gpus_per_actor=0))
     stage(f"running the largest client twice in a new process: {work_of_largest(setup)}")
     has_gpu = any(node.get("GPU", 0) for node in nodes) and config.cluster.gpus_per_actor != 0
-    measured = measure(setup.experiment, setup.world, on_gpu=on_ray and has_gpu)
+    measured = measure(setup.experiment, setup.world, on_gpu=kind.needs_cluster and has_gpu)
     mps = mps_runs()
     sizes = (measured.device_total,) if measured.device_total else COMMON_GPUS
     gpu_actors = {gpu: actors_on(measured.device_free or gpu, measured.device_bytes, mps) for gpu in sizes}
-    if on_ray:
+    if kind.needs_cluster:
         known = bool(measured.device_total) and is_measured(config.cluster, nodes)
         per_gpu = max(1, gpu_actors[measured.device_total]) if known else None
         try:
@@ -193,14 +195,14 @@ def diagnose(config: Request) -> Diagnosis:
         experiment=_describe(config, setup),
         cluster=where,
         nodes=nodes,
-        actors=actors.actors if actors else int(config.cluster.executor == "inline"),
+        actors=actors.actors if actors else int(not kind.needs_cluster),
         cpus_per_actor=actors.cpus if actors else 0.0,
         gpus_per_actor=actors.gpus if actors else 0.0,
         memory_per_actor=config.cluster.memory_per_actor * GB,
         gpu_actors=gpu_actors,
         mps=mps,
         measured=measured,
-        estimate=estimate(setup, measured, _lanes(actors, nodes, mps)),
+        estimate=estimate(setup, measured, _lanes(actors, nodes, mps, kind.clients_at_once)),
         disk=disk,
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
@@ -211,16 +213,18 @@ def diagnose(config: Request) -> Diagnosis:
 def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
     """Description of the cluster and resources of its nodes; an existing cluster is joined only for this."""
     from rayfed.executors.cluster import node_resources, own_node
-    from rayfed.executors.connection import address_of, connection, is_our_own
+    from rayfed.executors.connection import connection, is_our_own
+    from rayfed.executors.kinds.base import kind_of
 
     cluster = config.cluster
-    if cluster.executor == "inline":
-        return "none: everything in one process (cluster=inline)", [own_node(None, None)]
+    kind = kind_of(cluster)
+    where = kind.describe(cluster)
+    if not kind.needs_cluster:
+        return where, [own_node(None, None)]
     if is_our_own(cluster.address):
-        where = "started on this machine (neither cluster.address nor RAY_ADDRESS is set)"
         return where, [own_node(cluster.num_cpus, cluster.num_gpus)]
     with connection(cluster.address, timeout=cluster.connect_timeout):
-        return f"joined: {address_of(cluster.address)}", node_resources()
+        return where, node_resources()
 
 
 def _memory_problems(
@@ -264,11 +268,20 @@ def _memory_problems(
     return problems
 
 
-def _lanes(actors: ActorPlan | None, nodes: Sequence[Mapping[str, float]], mps: bool) -> float:
-    """Number of clients that really run at the same time: one on a CPU, and on a GPU without MPS."""
-    if actors is None:
-        return 1.0
+def _lanes(
+    actors: ActorPlan | None, nodes: Sequence[Mapping[str, float]], mps: bool, at_once: int = 1
+) -> float:
+    """Number of clients that really run at the same time: one on a CPU, and on a GPU without MPS.
+
+    Args:
+        actors: The planned client actors; None: there are none.
+        nodes: Resources of every node.
+        mps: NVIDIA's multi-process service serves the GPUs.
+        at_once: Clients that an executor without actors computes at the same time.
+    """
     cores = sum(node.get("CPU", 0) for node in nodes)
+    if actors is None:
+        return max(1.0, min(float(at_once), cores))
     if actors.gpus:
         gpus = sum(node.get("GPU", 0) for node in nodes)
         return float(actors.actors) if mps else min(float(actors.actors), gpus)
@@ -495,7 +508,10 @@ def _disk(config: Config, setup: Setup, measured: Measurement) -> Disk:
 
 
 def _advice(config: Config, measured: Measurement) -> list[str]:
-    if config.cluster.executor == "inline" or measured.memory_bytes <= config.cluster.memory_per_actor * GB:
+    from rayfed.executors.kinds.base import kind_of
+
+    counted = config.cluster.memory_per_actor * GB
+    if not kind_of(config.cluster).needs_cluster or measured.memory_bytes <= counted:
         return []
     wanted = SPARE * measured.memory_bytes / GB
     return [

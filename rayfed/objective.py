@@ -6,6 +6,7 @@ work for all tasks. (`rayfed.federation.executor.Task` means something else: the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,8 +41,8 @@ EMPTY = 1e-5
 
 
 @dataclass(frozen=True)
-class Objective:
-    """Image classification; base class of the other tasks.
+class Objective(ABC):
+    """A learning task: the layout of its examples, its loss and its metrics. By default inputs are images.
 
     Attributes:
         task: Name of the task in data sets, models and messages.
@@ -56,8 +57,8 @@ class Objective:
         joins: Whether `losses_of_clients` is known.
     """
 
-    task: ClassVar[str] = CLASSIFICATION
-    metric: ClassVar[str] = "accuracy"
+    task: ClassVar[str]
+    metric: ClassVar[str]
     examples: ClassVar[str] = "images"
     pixels: ClassVar[bool] = True
     larger: ClassVar[bool] = True
@@ -99,17 +100,17 @@ class Objective:
         return np.dtype([("input", "u1", (size, size, 3))])
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Training loss, mean over the units of the batch (`count`): cross entropy.
+        """Training loss, mean over the units of the batch (`count`).
 
         Args:
-            output: Logits of the model, shape (B, C).
-            y: Targets, shape (B,).
+            output: Output of the model, shape (B, ...).
+            y: Targets, shape (B, ...).
         """
-        return _cross_entropy(output, y)
+        return self.losses(output, y).mean()
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Loss of each example, shape (B,), where `by_example` holds; arguments as of `loss`."""
-        return _cross_entropy(output, y, "none")
+        return self.values(output, y)["loss"]
 
     def losses_of_clients(self, output: Tensor, y: Tensor, shares: Tensor) -> Tensor:
         """Loss of each of K clients whose B rows are parts of one batch, shape (K,): `loss` of its rows.
@@ -139,16 +140,9 @@ class Objective:
         Where loss and metrics are means over something else than examples, `num` is the number of that.
 
         They are tensors without dimensions on the device of the output; `rayfed.devices.numbers` reads those
-        of all batches at once.
-
-        Args:
-            output: Logits of the model, shape (B, C).
-            y: Targets, shape (B,).
+        of all batches at once. Arguments as of `loss`.
         """
-        return {
-            "loss": _cross_entropy(output, y, "sum"),
-            self.metric: (output.argmax(-1) == y).sum().float(),
-        }
+        return {name: each.sum() for name, each in self.values(output, y).items()}
 
     def by_class(self, output: Tensor, y: Tensor) -> Tensor | None:
         """Numbers of right predictions, of predictions and of examples of each class, shape (3, C).
@@ -157,13 +151,40 @@ class Objective:
         """
         return None
 
+    @abstractmethod
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The summands of `sums`, by name: one value for each example, shape (B,)."""
-        return {"loss": self.losses(output, y), self.metric: (output.argmax(-1) == y).float()}
+        """The summands of `sums`, by name: one value for each example, shape (B,); arguments as of `loss`."""
 
     def check(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The loss and the metrics of each example, where there are such; raises where one is unusable."""
         return self.values(output, y)
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """One class for each image. Loss: cross entropy; metric: accuracy."""
+
+    task: ClassVar[str] = CLASSIFICATION
+    metric: ClassVar[str] = "accuracy"
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with logits of shape (B, C) and targets of shape (B,)."""
+        return _cross_entropy(output, y)
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """As in `Objective`, with output and targets as of `loss`."""
+        return _cross_entropy(output, y, "none")
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`; torch adds the losses up."""
+        return {
+            "loss": _cross_entropy(output, y, "sum"),
+            self.metric: (output.argmax(-1) == y).sum().float(),
+        }
+
+    def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As in `Objective`, with output and targets as of `loss`."""
+        return {"loss": self.losses(output, y), self.metric: (output.argmax(-1) == y).float()}
 
 
 @dataclass(frozen=True)
@@ -182,16 +203,8 @@ class Segmentation(Objective):
     def layout(self, size: int) -> np.dtype[Any]:
         return np.dtype([("input", "u1", (size, size, 3)), ("target", "u1", (size, size))])
 
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output of shape (B, C, H, W) and targets of shape (B, H, W)."""
-        return self.losses(output, y).mean()
-
-    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
-        return {name: each.sum() for name, each in self.values(output, y).items()}
-
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets as of `sums`."""
+        """As in `Objective`, with output of shape (B, C, H, W) and targets (B, H, W), 0: background."""
         classes = output.shape[1]
         every = dice(_one_hot(output.argmax(1), classes), _one_hot(y, classes))
         return {
@@ -201,14 +214,14 @@ class Segmentation(Objective):
         }
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output and targets as of `loss`."""
+        """As in `Objective`, with output and targets as of `values`."""
         by_pixel = _cross_entropy(output, y, "none").flatten(1).mean(1)
         overlap = dice(output.softmax(1), _one_hot(y, output.shape[1])).mean(1)
         return (by_pixel + 1 - overlap) / 2
 
 
 @dataclass(frozen=True)
-class NextCharacter(Objective):
+class NextCharacter(Classification):
     """Prediction of the character after a window of text; inputs and labels are positions in an alphabet."""
 
     task: ClassVar[str] = NEXT_CHARACTER
@@ -229,20 +242,12 @@ class Regression(Objective):
     larger: ClassVar[bool] = False
     percent: ClassVar[bool] = False
 
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output and targets of shapes (B, ...) with as many numbers."""
-        return self.losses(output, y).mean()
-
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output and targets as of `loss`."""
+        """As in `Objective`, with output and targets of shapes (B, ...) with as many numbers."""
         return self._difference(output, y).square().mean(1)
 
-    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets as of `loss`."""
-        return {name: each.sum() for name, each in self.values(output, y).items()}
-
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets as of `loss`; means over the numbers of an example."""
+        """As in `Objective`, with output and targets as of `losses`; means over the numbers of an example."""
         difference = self._difference(output, y)
         return {"loss": difference.square().mean(1), self.metric: difference.abs().mean(1)}
 
@@ -266,22 +271,14 @@ class Multilabel(Objective):
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
         return {self.metric: auc}
 
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output and targets of shape (B, K)."""
-        return self.losses(output, y).mean()
-
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """As in `Objective`, with output and targets as of `loss`."""
+        """As in `Objective`, with output and targets of shape (B, K)."""
         import torch.nn.functional as F
 
         return F.binary_cross_entropy_with_logits(output, y.to(output.dtype), reduction="none").mean(1)
 
-    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets as of `loss`."""
-        return {name: each.sum() for name, each in self.values(output, y).items()}
-
     def values(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """As in `Objective`, with output and targets as of `loss`."""
+        """As in `Objective`, with output and targets as of `losses`."""
         accuracy = ((output > 0) == (y > 0)).float().mean(1)
         return {"loss": self.losses(output, y), "label_accuracy": accuracy}
 
@@ -455,7 +452,7 @@ def _by_row(name: str, found: Tensor, output: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TextClassification(Objective):
+class TextClassification(Classification):
     """Classification of texts; inputs are tokens, shape (B, L), padded on the right (`rayfed.data.text`)."""
 
     task: ClassVar[str] = TEXT_CLASSIFICATION
@@ -582,7 +579,7 @@ class LanguageModeling(TextClassification):
 OBJECTIVES: Mapping[str, Objective] = {
     o.task: o
     for o in (
-        *(Objective(), Segmentation(), NextCharacter(), Regression(), Multilabel()),
+        *(Classification(), Segmentation(), NextCharacter(), Regression(), Multilabel()),
         *(TextClassification(), TextRegression(), LanguageModeling()),
     )
 }

@@ -1,4 +1,4 @@
-"""Finds methods, tuning schemes and data readers by the name of their file, or as package.module:NAME.
+"""Finds methods, tuning schemes, readers and executors by the name of their file, or as package.module:NAME.
 
 Objects that a user handed over are found by the names of `rayfed.user_objects`.
 """
@@ -57,6 +57,7 @@ METHOD_FILES = Entries("algorithms")
 TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base", "sites"}))
 SAMPLING_FILES = Entries("rayfed.sampling", helpers=frozenset({"base"}))
 READER_FILES = Entries("rayfed.data.readers")
+EXECUTOR_FILES = Entries("rayfed.executors.kinds", helpers=frozenset({"base"}))
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def work(args: argparse.Namespace) -> None:
 
         say(matrix_of(args.overrides, args.config))
         if not is_table(args.overrides, args.config):
+            from rayfed.executors.kinds.base import kind_of
             from rayfed.experiment import runner
             from rayfed.experiment.experiment import Experiment
             from rayfed.experiment.study import from_command
@@ -81,7 +82,7 @@ def work(args: argparse.Namespace) -> None:
             else:
                 runner.check(config.alone())
             say("checked: config, data, model and folder of the run, as before its start")
-            if config.cluster.executor == "ray":
+            if kind_of(config.cluster).needs_cluster:
                 say("not checked: whether it fits on the cluster; see python -m rayfed.doctor")
         return
     with use_screen(screen_of(args.quiet or args.print_config, args.json)):

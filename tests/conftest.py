@@ -236,7 +236,7 @@ def ray_cluster() -> Iterator[None]:
     """Four declared CPUs, whatever the machine has; imports are preloaded to start actors faster."""
     import ray
 
-    from rayfed.executors.connection import require_token
+    from rayfed.executors.ray_private import require_token
 
     require_token()  # Ray itself cannot start where HOME cannot be written
     os.environ["RAY_preload_python_modules"] = "torch,timm"  # noqa: SIM112  (Ray's own spelling)

@@ -36,8 +36,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
         rayfed/__main__.py rayfed/*/__main__.py rayfed/run.py rayfed/resume.py rayfed/study.py rayfed/view.py
         rayfed/ps.py rayfed/doctor.py rayfed/testing.py rayfed/config/schema.py rayfed/config/compose.py
         rayfed/config/check_keys.py rayfed/config/short_forms.py rayfed/config/catalog.py
-        rayfed/config/look_up.py
-        rayfed/experiment/from_objects.py rayfed/experiment/sections.py
+        rayfed/config/look_up.py rayfed/experiment/from_objects.py
         rayfed/experiment/study/from_command.py
         """,
     ),

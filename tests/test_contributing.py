@@ -57,7 +57,7 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_page_has_every_recipe():
-    files = {"fedprox", "fedavgm", "scaffold", "bitfit", "arrays"}
+    files = {"fedprox", "fedavgm", "scaffold", "bitfit", "arrays", "shortest_first"}
     assert set(RECIPES) == {f"mine/{name}.py" for name in files} | {"make_digits.py", "test_mine.py"}
     assert PAGE.count("```python") == len(RECIPES) + 1  # and the rule of which a part is shown
     assert len(COMMANDS) == len(files) + 2
@@ -100,6 +100,9 @@ def test_a_recipe_imports_the_public_face_and_documented_modules_only(recipe):
         "rayfed",
         "rayfed.data.source",
         "rayfed.errors",
+        "rayfed.executors.inline",
+        "rayfed.executors.kinds.base",
+        "rayfed.federation.executor",
         "rayfed.federation.params",
         "rayfed.models.backbone",
         "rayfed.tuning.base",

@@ -50,8 +50,11 @@ def test_two_clicks_lead_to_a_papers_table_a_method_of_ones_own_and_four_gpus():
         in (ROOT / "docs" / "many_runs.md").read_text().partition("## A paper's table")[2]
     )
     assert "](fedra.md)" in papers.pages()["papers/index.md"]
-    assert "](../CONTRIBUTING.md#write-your-own-method-tuning-scheme-or-reader)" in start
-    assert "\n## Write your own method, tuning scheme or reader\n" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "](../CONTRIBUTING.md#write-your-own-method-tuning-scheme-reader-or-executor)" in start
+    assert (
+        "\n## Write your own method, tuning scheme, reader or executor\n"
+        in (ROOT / "CONTRIBUTING.md").read_text()
+    )
     assert "](cluster.md#one-machine-with-gpus)" in start
     cluster = (ROOT / "docs" / "cluster.md").read_text().partition("\n### One machine with GPUs\n")[2]
     assert re.search(r"cluster\.gpus_per_actor=1 +# four GPUs", cluster.partition("\n## ")[0])

@@ -16,12 +16,13 @@ import ray.tune
 import yaml
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.config.settings import ClusterConfig
 from rayfed.engine.measure_client import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.connection import connection
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.plan import prepared
 from rayfed.experiment.single_run import classes_in_words, last_words
 from rayfed.experiment.study.study_folder import KIND, held
@@ -203,7 +204,7 @@ def _room(search: Search, setup: Setup, tell: Callable[[str], None]) -> tuple[in
 
 def on_cpu(setup: Setup, cluster: ClusterConfig, nodes: Sequence[Resources]) -> str:
     """Why the trials leave the GPUs unused, judged by the paper's values; empty: they use them."""
-    if cluster.executor == "inline":
+    if not kind_of(cluster).needs_cluster:
         return inline_device(setup, cluster)[1]
     return too_small(setup, cluster) if is_measured(cluster, nodes) else ""
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from ray.tune import PlacementGroupFactory
 
-from rayfed.config.settings import ClusterConfig
 from rayfed.devices import HOST
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB, ActorPlan, Resources, Wish, plan
+from rayfed.executors.cluster_config import ClusterConfig
+from rayfed.executors.kinds.base import kind_of
 from rayfed.mps import mps_runs
 
 SLACK = 1e-9
@@ -68,17 +69,20 @@ def bundles(cluster: ClusterConfig, demand: Demand) -> list[dict[str, float]]:
     Raises:
         ResourceError: No node can hold a bundle.
     """
-    if cluster.executor == "ray":
+    kind = kind_of(cluster)
+    if kind.needs_cluster:
         actors = lanes(cluster, demand)
         return [{}, *([actors.bundle] * actors.actors)]
     most = max(node.get("CPU", 0) for node in demand.nodes)
-    if cluster.threads > most:
+    cpus = kind.cpus(cluster)
+    if cpus > most:
+        fits = max(1, int(most) // kind.clients_at_once)
         raise ResourceError(
-            f"cluster.threads: a trial in one process with {cluster.threads} threads does not fit: the "
-            f"largest node has {most:g} CPU; what would fit: cluster.threads={max(1, int(most))}"
+            f"cluster.threads: a trial in one process with {cpus} threads does not fit: the "
+            f"largest node has {most:g} CPU; what would fit: cluster.threads={fits}"
         )
     gpus = _gpus_of_a_process(cluster, demand)
-    return [{"CPU": float(cluster.threads), **({"GPU": gpus} if gpus else {})}]
+    return [{"CPU": float(cpus), **({"GPU": gpus} if gpus else {})}]
 
 
 def _gpus_of_a_process(cluster: ClusterConfig, demand: Demand) -> float:

@@ -20,6 +20,7 @@ from rayfed.engine.session import Session
 from rayfed.engine.weight_store import WeightStore
 from rayfed.errors import ConfigError, unknown
 from rayfed.executors.connection import Connection, Health
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.cluster_share import ClusterShare
 from rayfed.experiment.study.coordinates import SEED
@@ -192,7 +193,7 @@ class Trial(ray.tune.Trainable):
 
     def _part(self, cell: StudyCell) -> ClusterShare | None:
         """The actors for which Ray Tune has reserved bundles; None: the cell runs in this process."""
-        if cell.config.cluster.executor == "inline":
+        if not kind_of(cell.config.cluster).needs_cluster:
             return None
         group = get_current_placement_group()
         assert group is not None  # Ray Tune always makes one

@@ -354,6 +354,3 @@ def _keys_of_halves(tree: Mapping[str, Any]) -> Iterator[str]:
         }
         for name, cls in sections.items():
             yield from (f"{name}.{field.name}" for field in dataclasses.fields(cls))
-
-
-"""Keys in these sections that may not change, because float sums depend on them."""

@@ -3,8 +3,8 @@
 Choices from groups come first (`algorithm=fedprox`, `data=pacs`); plain `key=value` overrides are YAML values
 that are merged on top. Nothing is checked here beyond names and syntax: `rayfed.config.schema` does that.
 
-A method, a tuning scheme and a reader need no YAML file: the name of the Python file is enough, and so is
-`package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
+A method, a tuning scheme, a reader and an executor need no YAML file: the name of the Python file is enough,
+and so is `package.module:NAME`. A YAML file in a group is for values that differ from the defaults.
 
 A network of a user, which may not be pre-trained as models by name are, trains as a whole (tuning=full)
 unless the command, the method or an experiment chooses a tuning, or the method needs LoRA.
@@ -43,7 +43,14 @@ from typing import Any
 
 from rayfed.config import papers
 from rayfed.errors import MOST_SHOWN, ConfigError, check_name, shown, unknown
-from rayfed.registry import METHOD_FILES, READER_FILES, TUNING_FILES, Entries, check_no_module
+from rayfed.registry import (
+    EXECUTOR_FILES,
+    METHOD_FILES,
+    READER_FILES,
+    TUNING_FILES,
+    Entries,
+    check_no_module,
+)
 from rayfed.user_files import is_folder, parse_value, read_file
 from rayfed.user_objects import find, import_or_none
 
@@ -233,10 +240,15 @@ def _read(path: Path, name: str, changed: int) -> tuple[Content, list[Any], bool
 SECTIONS_OF_GROUP = {"algorithm": ("algorithm", "server", "local")}
 """Sections that a choice from a group sets, for groups that do not set the section of their name."""
 
-NAMED: Mapping[str, Entries] = {"algorithm": METHOD_FILES, "tuning": TUNING_FILES, "data": READER_FILES}
+NAMED: Mapping[str, Entries] = {
+    "algorithm": METHOD_FILES,
+    "tuning": TUNING_FILES,
+    "data": READER_FILES,
+    "cluster": EXECUTOR_FILES,
+}
 """Groups whose choices are also the names of Python files."""
 
-OBJECTS = {"algorithm": "METHOD", "tuning": "TUNING", "data": "READER"}
+OBJECTS = {"algorithm": "METHOD", "tuning": "TUNING", "data": "READER", "cluster": "EXECUTOR"}
 """Names of the objects that Python files of these groups define."""
 
 LAYOUTS = " with the layout DIR/<domain>/<class>/<image>, or DIR/<class>/<image> for one domain"
@@ -509,6 +521,8 @@ def _by_name(group: str, name: str) -> dict[str, Any]:
     _check_choice(group, name)
     if group == "algorithm":
         return {"algorithm": name}
+    if group == "cluster":
+        return {"cluster": {"executor": name}}
     if group == "data" and (find(name) is not None or ":" in name):
         return {"data": {"name": name.replace(":", "."), "reader": name, **_of_examples(name)}}
     if group == "data" and name.startswith(HUB):

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayfed.config.settings import Settings
 from rayfed.data.source import Reader
+from rayfed.executors.kinds.base import ExecutorKind
 from rayfed.federation.method_registry import Parts
 from rayfed.models.user_model import Network
 from rayfed.objective import Objective
@@ -44,6 +45,7 @@ class Design(Settings):
         reader: What reads the data: a class whose fields are keys of `data`, or the examples of a user.
         goal: The task that was asked for; None: that of the data.
         rule: Draws the clients of a round.
+        executor: Runs the calls of the clients.
         names: The names of the method and its parts.
         described: The experiment as plain containers, which config.yaml of a run holds.
         objects: Name, `repr` and digest of each object of a user, by key of the config.
@@ -54,6 +56,7 @@ class Design(Settings):
     reader: Reader
     goal: Objective | None = None
     rule: Rule
+    executor: ExecutorKind
     names: Names
     described: Mapping[str, Any]
     objects: Mapping[str, Mapping[str, str]]

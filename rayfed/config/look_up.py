@@ -8,6 +8,7 @@ from rayfed.config.design import Design
 from rayfed.config.schema import Config, compatible_parts, names_of, objects_of, to_dict
 from rayfed.config.settings import Settings
 from rayfed.data.source import READERS
+from rayfed.executors.kinds.base import kind_of
 from rayfed.models.user_model import network_of
 from rayfed.objective import objective
 from rayfed.sampling.base import SAMPLERS
@@ -27,6 +28,7 @@ def design_of(config: Config) -> Design:
         reader=READERS.load(config.data.reader),
         goal=None if config.task is None else objective(config.task),
         rule=SAMPLERS.load(config.sampling),
+        executor=kind_of(config.cluster),
         names=names_of(config),
         described=to_dict(config),
         objects=objects_of(config),

@@ -26,6 +26,7 @@ from rayfed.config.design import Names
 from rayfed.config.settings import Settings
 from rayfed.config.short_forms import spelled_out
 from rayfed.errors import ConfigError, adding, shown
+from rayfed.executors.kinds.base import kind_of
 from rayfed.federation.method_registry import METHODS, Parts, check_compatible
 from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS, Tuning
@@ -264,6 +265,7 @@ def resolve(tree: Mapping[str, Any]) -> Request:
         config = parse(Request, spelled_out(tree), "")
         check_listed_once(config.compare)
         SAMPLERS.load(config.sampling)
+        kind_of(config.cluster)
         parts = build_parts(config)
     except UnknownKeyError as err:
         raise ConfigError(advice(err.key, str(err), Request, tree)) from err

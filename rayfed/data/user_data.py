@@ -42,10 +42,10 @@ from rayfed.objective import CLASSIFICATION, MULTILABEL, REGRESSION, SEGMENTATIO
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+"""Names of the splits that a user may give; their numbers in a listing are their places, plus one."""
+
 DOMAIN = "domain"
 """Key next to the splits of a client that names its domain."""
-
-"""Names of the splits that a user may give; their numbers in a listing are their places, plus one."""
 
 EVERYTHING = ""
 """The client of examples without a client."""

@@ -44,7 +44,7 @@ from rayfed.federation.privacy_accountant import Privacy
 from rayfed.federation.server import Server
 from rayfed.heterogeneity.capacity import draw_capacities
 from rayfed.heterogeneity.faults import Faults
-from rayfed.objective import Objective
+from rayfed.objective import Classification, Objective
 from rayfed.sampling import uniform
 from rayfed.sampling.base import Rule, candidates_of, sample
 from rayfed.types import Params, ServerState, Update
@@ -200,7 +200,7 @@ class Training(Federation):
     sampling_name: str = "uniform"
     rates: tuple[float, ...] = ()
     evaluate_every: int = 1
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=Classification)
     population: int = 0
     personal: tuple[EvaluationSet, ...] = ()
     validate: tuple[EvaluationSet, ...] = ()

@@ -21,7 +21,6 @@ import psutil
 import torch
 
 from rayfed.client_facts import ClientTable
-from rayfed.config.settings import ClusterConfig
 from rayfed.data.examples import bytes_of
 from rayfed.data.shards import open_dataset
 from rayfed.devices import (
@@ -39,6 +38,7 @@ from rayfed.engine.loop import Training, cohort_of, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Weights, World
 from rayfed.federation.cohort import Cohort
@@ -401,7 +401,7 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
         ResourceError: The machine cannot hold the actors; says what would fit.
         ConfigError: The disk cannot hold what the run will write, or `train` needs a GPU.
     """
-    if cluster.executor == "ray":
+    if setup.design.executor.needs_cluster:
         from rayfed.executors.cluster import own_node
         from rayfed.executors.connection import is_our_own
 
@@ -591,9 +591,8 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
         cluster: The section `cluster` of the config; `num_gpus` asks for GPUs, and `device` for one in a
             run in one process.
     """
-    inline = cluster.executor == "inline"
-    asked = cluster.device != "auto" if inline else cluster.num_gpus is not None
-    if asked:
+    kind = setup.design.executor
+    if kind.asks_for_gpu(cluster):
         return ""
     work = _work_of_example(setup)
     if work is None or work >= WORTH:
@@ -601,7 +600,7 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
     return (
         f"clients run on the CPU, which is faster than a GPU with so little work for each example: "
         f"{work / 1e9:.2g} GFLOP (under {WORTH / 1e9:g}); "
-        f"cluster.{'device=cuda' if inline else 'gpus_per_actor=1'} uses a GPU all the same"
+        f"{kind.key_for_gpu} uses a GPU all the same"
     )
 
 

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config.design import Design
-from rayfed.config.settings import ClusterConfig
 from rayfed.devices import settings_restored, use_threads
 from rayfed.engine.loop import Training
 from rayfed.engine.measure_client import GpuPlans, inline_device
@@ -23,8 +22,8 @@ from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
-from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.worker import Worker
+from rayfed.executors.cluster_config import ClusterConfig
+from rayfed.executors.worker import choose_settings
 from rayfed.federation.executor import Policy
 from rayfed.federation.train_config import TrainConfig
 from rayfed.terminal.console import count_up, stage
@@ -32,11 +31,13 @@ from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
 
 if TYPE_CHECKING:
+    import torch
+
     from rayfed.engine.weight_store import WeightStore
     from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
-    from rayfed.executors.worker import Weights
+    from rayfed.executors.worker import Weights, World
 
 
 class DriverActor:
@@ -205,7 +206,7 @@ class Session:
             ResourceError: The cluster cannot hold the actors, or is busy.
             ClusterError: Ray could not be started on this machine.
         """
-        if cluster.executor != "ray":
+        if not setup.design.executor.needs_cluster:
             return
         from rayfed.executors.cluster import reserve
 
@@ -398,11 +399,11 @@ def _watch_of(session: Session | None, design: Design, path: Path) -> Watch | No
     return Metrics(labels)
 
 
-def _one_at_a_time(rows: Iterator[Row], worker: Worker) -> Iterator[Row]:
+def _one_at_a_time(rows: Iterator[Row], world: World, device: torch.device) -> Iterator[Row]:
     """The rows of a run in this process, whose rounds wait for those of runs in other threads."""
     while True:
         with settings_restored():
-            worker.choose_settings()
+            choose_settings(world, device)
             row = next(rows, None)
         if row is None:
             return
@@ -496,7 +497,7 @@ def launch(
     claim: str = "",
     session: Session | None = None,
 ) -> Iterator[Iterator[Row]]:
-    """While the block runs, run and record an experiment in this process or on Ray, as it says.
+    """While the block runs, run and record an experiment with its executor.
 
     Args:
         setup: The experiment.
@@ -517,15 +518,16 @@ def launch(
     """
     design = setup.design
     keeping = Keeping.of(setup, path, resume, claim)
-    if design.cluster.executor == "inline":
+    if (make := design.executor.make) is not None:
         device, small = inline_device(setup, design.cluster)
         if small:
             notify(small)
         with settings_restored():
-            executor = InlineExecutor(setup.world, setup.weights, design.failures, device)
-        watch = _watch_of(session, design, path)
-        with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
-            yield _one_at_a_time(rows, executor.worker)
+            executor = make(setup.world, setup.weights, design.failures, device)
+        with closing(executor):
+            watch = _watch_of(session, design, path)
+            with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
+                yield _one_at_a_time(rows, setup.world, device)
     else:
         with (
             nullcontext(session) if session else Session() as own,

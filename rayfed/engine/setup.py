@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rayfed.client_facts import RowTable, Splits
 from rayfed.config.design import Design
-from rayfed.config.settings import ClusterConfig
 from rayfed.data import load
 from rayfed.data.augmentation import check_images
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
@@ -25,7 +24,7 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.data.user_data import OwnData
-from rayfed.devices import HOST, chosen_device, settings_restored
+from rayfed.devices import HOST, settings_restored
 from rayfed.engine.built_once import Built, Shared
 from rayfed.engine.core_start import core_start
 from rayfed.engine.loop import Training, adaptation_of
@@ -234,7 +233,7 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
     """
     parts = design.parts
     check_counts(design)
-    _check_device(design.cluster)
+    design.executor.fits(design.cluster)
     known = shared or Shared()
     shape_of(design, known)
     words = f"loading the data {design.data.name} and the model {design.model.name}"
@@ -565,16 +564,6 @@ def _world(design: Design, parts: Parts, dataset: Dataset, partition: Partition,
     if network is None:
         return world
     return replace(world, network=fit(network, first_batches(world, partition)[0][0], design.seed))
-
-
-def _check_device(cluster: ClusterConfig) -> None:
-    if cluster.executor == "inline":
-        chosen_device(cluster.device)
-    elif cluster.device != "auto":
-        raise ConfigError(
-            f"cluster.device: {cluster.device!r} is for cluster=inline; actors get the GPUs of "
-            f"cluster.num_gpus, and with cluster.num_gpus=0 they run on the CPU"
-        )
 
 
 def _check_input(name: str, model: Backbone) -> None:

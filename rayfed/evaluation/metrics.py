@@ -16,11 +16,11 @@ from rayfed.columns import is_larger_better
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.client_tasks import BY_CLASS, OUTPUT, TARGET, over_set
 from rayfed.federation.cohort import Answer, Ledger
-from rayfed.objective import METRICS, NUM, LanguageModeling, Objective
+from rayfed.objective import METRICS, NUM, Classification, LanguageModeling, Objective
 from rayfed.types import ServerState, Update
 
 PERPLEXITY = "perplexity"
-PLAIN = Objective()
+PLAIN = Classification()
 T = TypeVar("T")
 
 Numbers: TypeAlias = npt.NDArray[np.float64]

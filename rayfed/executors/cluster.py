@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import ray
 import torch
-from ray._raylet import PlacementGroupID
 from ray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -27,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.errors import BusyError, ResourceError
 from rayfed.executors.connection import Health
+from rayfed.executors.ray_private import placement_group_of
 
 GB = 1e9
 OWN_MEMORY = 0.7
@@ -215,7 +215,7 @@ def _release(prefix: str) -> None:
     """Remove all placement groups whose name begins with this prefix, also those of replaced actors."""
     for row in placement_group_table().values():
         if row["name"].startswith(f"{prefix}:") and row["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(row["placement_group_id"])))
+            remove_placement_group(placement_group_of(row["placement_group_id"]))
 
 
 def has_lost_its_node(options: Mapping[str, Any]) -> bool:

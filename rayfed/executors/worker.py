@@ -72,7 +72,7 @@ from rayfed.models.trunk import (
 )
 from rayfed.models.user_model import Network, OwnBackbone
 from rayfed.mps import mps_runs
-from rayfed.objective import Objective
+from rayfed.objective import Classification, Objective
 from rayfed.seeds import derive, use_seed
 from rayfed.tuning.base import Tuning, apply_tuning, copies, load, sent_tensors, train_mode
 from rayfed.types import RESIDUAL, Broadcast, Params, Update, cut_to_rank
@@ -409,7 +409,7 @@ class World:
     shard: Path
     splits: Mapping[str, Splits]
     classes: tuple[str, ...] = ()
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=Classification)
     augment: AugmentConfig | None = None
     personal_every: int = 0
     personal_split: str = "test"
@@ -457,6 +457,13 @@ class World:
         return {PERSONAL: self.personal_split, **validated}
 
 
+def choose_settings(world: World, device: torch.device) -> None:
+    """Choose what libraries have once for a process: threads, products and deterministic kernels."""
+    use_threads(world.threads)
+    set_products(device, world.train.precision)
+    set_deterministic(device, world.deterministic)
+
+
 class Worker:
     """Holds one model and runs any client with it.
 
@@ -488,7 +495,7 @@ class Worker:
         self.share = share
         self.passes = world.passes
         self._device = torch.device(device)
-        self.choose_settings()
+        choose_settings(world, self._device)
         model = world.skeleton()
         attach(model, weights)
         if world.train.base_bits is not None:
@@ -515,13 +522,6 @@ class Worker:
         self._augment = Augmentation.of(world.augment, sides, *scale, dataset.own) if world.augment else None
         self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
         self.put_back = PutBack(self.model)
-
-    def choose_settings(self) -> None:
-        """Choose what libraries have once for a process: threads, products and deterministic kernels."""
-        world = self.world
-        use_threads(world.threads)
-        set_products(self._device, world.train.precision)
-        set_deterministic(self._device, world.deterministic)
 
     def _folder(self) -> FeatureFolder | None:
         """Folder of the frozen features on disk."""

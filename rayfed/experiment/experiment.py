@@ -23,19 +23,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.config.schema import ProtocolName
-    from rayfed.config.settings import CheckpointConfig, ClusterConfig, EvaluationConfig
+    from rayfed.config.settings import CheckpointConfig, EvaluationConfig
     from rayfed.data.partition_config import PartitionConfig
+    from rayfed.executors.cluster_config import ClusterConfig
+    from rayfed.executors.kinds.base import ExecutorKind
     from rayfed.experiment.runner import Runner
-    from rayfed.experiment.sections import (
-        CheckpointKeys,
-        ClusterKeys,
-        EvaluationKeys,
-        FailuresKeys,
-        FaultsKeys,
-        PartitionKeys,
-        PrivacyKeys,
-        TrainKeys,
-    )
     from rayfed.experiment.single_run import Show
     from rayfed.federation.executor import Policy
     from rayfed.federation.local import Local
@@ -85,20 +77,20 @@ class Experiment:
         columns: Mapping[str, Any] | None = None,
         rounds: int | None = None,
         seed: int | None = None,
-        train: TrainConfig | TrainKeys | Section | None = None,
+        train: TrainConfig | Section | None = None,
         server: Mapping[str, Any] | None = None,
         local: Mapping[str, Any] | None = None,
-        partition: PartitionConfig | PartitionKeys | Section | None = None,
-        evaluation: EvaluationConfig | EvaluationKeys | Section | None = None,
-        cluster: Literal["inline"] | ClusterConfig | ClusterKeys | Section | None = None,
+        partition: PartitionConfig | Section | None = None,
+        evaluation: EvaluationConfig | Section | None = None,
+        cluster: str | ExecutorKind | ClusterConfig | Section | None = None,
         clients_per_round: int | Literal["all"] | None = None,
         sampling: str | Rule | None = None,
         channel: Any = None,
-        privacy: PrivacyConfig | PrivacyKeys | Section | None = None,
+        privacy: PrivacyConfig | Section | None = None,
         capacity: Any = None,
-        faults: FaultsConfig | FaultsKeys | Section | None = None,
-        failures: Policy | FailuresKeys | Section | None = None,
-        checkpoint: CheckpointConfig | CheckpointKeys | Section | None = None,
+        faults: FaultsConfig | Section | None = None,
+        failures: Policy | Section | None = None,
+        checkpoint: CheckpointConfig | Section | None = None,
         protocol: ProtocolName | None = None,
         experiment: str | None = None,
         **others: Any,
@@ -119,7 +111,7 @@ class Experiment:
             local: Hyperparameters of the client half.
             partition: Keys of `data.partition`.
             evaluation: Keys of the section `evaluation`.
-            cluster: `inline`, or keys of the section `cluster`.
+            cluster: `inline`, an executor of your own (CONTRIBUTING.md), or keys of the section `cluster`.
             clients_per_round: Number of clients in a round, or `all`.
             sampling: How these are drawn: a name, or a function (round, clients, rng) that returns their ids
                 (docs/realism.md).

@@ -10,6 +10,7 @@ from rayfed import user_objects
 from rayfed.config.check_keys import plain
 from rayfed.config.compose import choices
 from rayfed.errors import ConfigError, shown
+from rayfed.executors.kinds.base import EXECUTORS, ExecutorKind
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS, Method, method_of
 from rayfed.federation.server import Server
@@ -197,6 +198,28 @@ def sampling(value: Any) -> dict[str, Any]:
     return {"sampling": user_objects.register(value, type(value), digest)}
 
 
+def cluster(value: Any) -> dict[str, Any]:
+    """The section `cluster` for a name, keys, or an executor.
+
+    Args:
+        value: A name, a section, or an `ExecutorKind`.
+    """
+    if not isinstance(value, ExecutorKind):
+        return {"cluster": value}
+    shipped = [name for name in EXECUTORS.names() if EXECUTORS.load(name) is value]
+    return {"cluster": {"executor": shipped[0] if shipped else _name_of_executor(value)}}
+
+
+def _name_of_executor(value: ExecutorKind) -> str:
+    """The name of an executor of a user, with a digest of its code."""
+    if value.make is None:
+        raise ConfigError("cluster: an ExecutorKind without make runs on Ray; write cluster=local")
+    code = "".join(map(user_objects.source_digest, (value.make, value.fits, value.describe)))
+    return user_objects.register(
+        value, value.make, user_objects.text_digest(f"{code} {value.clients_at_once}")
+    )
+
+
 def model(value: Any) -> dict[str, Any]:
     """The key `model` for a network in any form.
 
@@ -267,5 +290,12 @@ def data(value: Any, columns: Any = None, task: Any = None) -> dict[str, Any]:
     return {"data": name, "data.name": "own_data"}
 
 
-OBJECTS = {"algorithm": method, "tuning": tuning, "model": model, "task": task, "sampling": sampling}
+OBJECTS = {
+    "algorithm": method,
+    "tuning": tuning,
+    "model": model,
+    "task": task,
+    "sampling": sampling,
+    "cluster": cluster,
+}
 """Keys that accept objects, and what turns these into keys of the config."""

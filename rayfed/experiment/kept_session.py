@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from rayfed.executors.kinds.base import kind_of
 from rayfed.terminal.console import screen_of, use_screen
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def session_of(config: Config) -> Session:
     from rayfed.engine.session import Session
 
     cluster = config.cluster
-    if cluster.executor != "ray":
+    if not kind_of(cluster).needs_cluster:
         return Session()
     wanted = (cluster.address, cluster.num_cpus, cluster.num_gpus, cluster.dashboard)
     old = _kept.get("session")

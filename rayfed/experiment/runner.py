@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.engine.session import Session
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.plan import make_plan
 from rayfed.experiment.single_run import (
@@ -155,7 +156,7 @@ def check_cluster(config: Config) -> None:
         ConfigError: It does not.
     """
     cluster = config.cluster
-    if cluster.executor == "ray" and (cluster.address or os.environ.get("RAY_ADDRESS")):
+    if kind_of(cluster).needs_cluster and (cluster.address or os.environ.get("RAY_ADDRESS")):
         from rayfed.executors.connection import check_address
 
         check_address(cluster.address, cluster.connect_timeout)

@@ -20,7 +20,7 @@ from rayfed.errors import ConfigError
 from rayfed.federation.passes import PLAIN, Passes
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
-from rayfed.objective import IGNORED, Objective
+from rayfed.objective import IGNORED, Classification, Objective
 from rayfed.tuning.base import copies, load, trainable
 from rayfed.types import RESIDUAL, Batch, Params, Update, beyond_rank
 
@@ -164,7 +164,7 @@ class Client:
     cache: MutableMapping[Any, Tensor] = field(default_factory=dict, repr=False)
     transform: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, int], Tensor] | None = None
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=Classification)
     measured: dict[str, list[float | Tensor]] = field(default_factory=dict, repr=False)
     lr_factor: float = 1.0
     rank: int | None = None

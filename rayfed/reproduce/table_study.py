@@ -17,6 +17,7 @@ from rayfed.config.config_changes import changes
 from rayfed.config.schema import Request
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, shown, unknown
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import prepared, protocol_runs
 from rayfed.experiment.study.cells import Study
@@ -146,7 +147,7 @@ def table_study(
         cells: dict[Key, Request] = {(*cell,): config for cell, config in configs.items()}
         longer = equally_trained(cells, COORDINATES, (), CommonParts(), setups_of)
         configs = {cell: longer[cell] for cell in configs}
-    on_ray = next(iter(configs.values())).cluster.executor == "ray"
+    shares_cluster = kind_of(next(iter(configs.values())).cluster).needs_cluster
     rows = dict.fromkeys(row for row, _ in pairs)
     settings = dict.fromkeys(setting for _, setting in pairs)
     return TableStudy(
@@ -154,7 +155,7 @@ def table_study(
         scale=scale,
         overrides=own,
         path=path,
-        at_once=_number_at_once(of_whole.get(AT_ONCE, "auto" if on_ray else "1")),
+        at_once=_number_at_once(of_whole.get(AT_ONCE, "auto" if shares_cluster else "1")),
         rows=tuple(name for name in table.rows if name in rows),
         settings=tuple(name for name in table.scaled_settings(scale) if name in settings),
         seeds=tuple(count),

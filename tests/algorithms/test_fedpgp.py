@@ -12,7 +12,7 @@ from rayfed.errors import ConfigError
 from rayfed.experiment.plan import prepared
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
-from rayfed.objective import Objective
+from rayfed.objective import Classification
 from rayfed.tuning.base import apply_tuning, load
 from rayfed.tuning.low_rank_prompt import LowRankPrompt
 from rayfed.tuning.text_prompt import TextPrompt
@@ -52,7 +52,7 @@ def test_the_loss_is_cross_entropy_plus_the_contrast_of_the_prompts():
     towards, away = (np.exp((common * other).sum(1) / 0.7) for other in (fixed, own))
     expected = task - 1.5 * np.mean(np.log(towards / (towards + away)))
     measured = {}
-    told = {"objective": Objective(), "measure": measured.update}
+    told = {"objective": Classification(), "measure": measured.update}
 
     def compute(model, x):
         return FedPgp(mu=1.5, tau=0.7).loss(SimpleNamespace(**told, model=model), None, (x, y))

@@ -13,6 +13,8 @@ from rayfed.models.backbone import samples_of
 from rayfed.objective import (
     EMPTY,
     OBJECTIVES,
+    Classification,
+    Objective,
     OwnObjective,
     Segmentation,
     Task,
@@ -167,3 +169,10 @@ def test_losses_that_are_means_over_something_else_are_not_joined():
     own = OwnObjective(Task(loss=lambda output, y: (output - y).mean(), metrics={"a": None}))
     assert not own.by_example
     assert not own.joins
+
+
+def test_only_tasks_with_one_class_for_each_example_are_classification():
+    with pytest.raises(TypeError, match="abstract"):
+        Objective()
+    found = {name for name, each in OBJECTIVES.items() if isinstance(each, Classification)}
+    assert found == {"classification", "next_character", "text_classification", "language_modeling"}

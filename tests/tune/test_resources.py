@@ -2,10 +2,10 @@
 
 import pytest
 
-from rayfed.config.settings import ClusterConfig
 from rayfed.engine import measure_client
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.testing import small_setup
 from tune.engine import on_cpu
 from tune.resources import Demand, at_once, bundles

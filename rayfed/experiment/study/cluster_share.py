@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from rayfed.errors import ResourceError, count_of
+from rayfed.executors.kinds.base import kind_of
 
 if TYPE_CHECKING:
-    from rayfed.config.settings import ClusterConfig
     from rayfed.executors import cluster
+    from rayfed.executors.cluster_config import ClusterConfig
 
 GB = 1e9
 
@@ -65,9 +66,10 @@ def share(
     """
     from rayfed.executors.cluster import Wish, plan
 
-    if wanted.executor == "inline":
-        lanes = 1 if at_once == "auto" else min(cells, at_once)  # processes, with one client at a time
-        return ClusterShare(lanes=lanes, actors=1, cpus=1.0, gpus=0.0)
+    kind = kind_of(wanted)
+    if not kind.needs_cluster:
+        lanes = 1 if at_once == "auto" else min(cells, at_once)  # processes
+        return ClusterShare(lanes=lanes, actors=kind.clients_at_once, cpus=1.0, gpus=0.0)
     wish = Wish(
         actors="auto",
         cpus=wanted.cpus_per_actor,

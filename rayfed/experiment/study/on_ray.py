@@ -17,7 +17,7 @@ from rayfed.terminal.console import Screen, stage, use_screen
 from rayfed.terminal.exit_code import STOP
 
 if TYPE_CHECKING:
-    from rayfed.config.settings import ClusterConfig
+    from rayfed.executors.cluster_config import ClusterConfig
 
 
 class RayLane:

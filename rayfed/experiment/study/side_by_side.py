@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed.devices import chosen_device
 from rayfed.errors import ConfigError, cause_of
+from rayfed.executors.kinds.base import kind_of
 from rayfed.experiment.single_run import Show
 from rayfed.experiment.study.lanes import Beside, Lanes, OneAfterTheOther
 from rayfed.experiment.study.process_lane import ProcessLane, objects_in
@@ -19,7 +20,7 @@ from rayfed.terminal.console import stage
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
-    from rayfed.config.settings import ClusterConfig
+    from rayfed.executors.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +89,14 @@ def side_by_side(at_once: int | Literal["auto"], configs: Sequence[Config], stop
             return SideBySide(why=f"cells run one after the other: {reason}")
         raise ConfigError(f"at_once: {at_once} is impossible: {reason}; leave out at_once")
     cluster = configs[0].cluster
-    if cluster.executor == "ray":
+    if kind_of(cluster).needs_cluster:
         return SideBySide(size=at_once, cells=len(configs), cluster=cluster)
     if at_once != "auto":
         return SideBySide(size=min(at_once, len(configs)))
     if any(chosen_device(config.cluster.device).type != "cpu" for config in configs):
         return SideBySide(why="cells run one after the other: they use one GPU; at_once=2 shares it")
-    threads = max(config.cluster.threads for config in configs)
-    return SideBySide(size=max(1, min(len(configs), _cores() // threads)))
+    cpus = max(kind_of(config.cluster).cpus(config.cluster) for config in configs)
+    return SideBySide(size=max(1, min(len(configs), _cores() // cpus)))
 
 
 def _cores() -> int:
@@ -107,7 +108,7 @@ def why_not_beside(configs: Sequence[Config], stop: Any) -> str:
 
     Cells on Ray share one cluster, and are started from this process. Others are sent to processes.
     """
-    if any(config.cluster.executor == "ray" for config in configs):
+    if any(kind_of(config.cluster).needs_cluster for config in configs):
         first = vars(configs[0].cluster)
         for config in configs[1:]:
             for key, value in vars(config.cluster).items():

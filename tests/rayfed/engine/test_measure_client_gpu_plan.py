@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rayfed.config.settings import ClusterConfig
 from rayfed.engine import measure_client
 from rayfed.engine.measure_client import (
     CONTEXT,
@@ -21,6 +20,7 @@ from rayfed.engine.measure_client import (
 )
 from rayfed.engine.memory import check_base
 from rayfed.errors import BusyError, ConfigError, ResourceError
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.testing import small_setup

@@ -13,9 +13,9 @@ from rayfed.executors.connection import (
     SHORT_FOLDER,
     _start,
     connection,
-    own_sigterm_handler,
     session_folder,
 )
+from rayfed.executors.ray_private import own_sigterm_handler
 from rayfed.terminal.exit_code import stoppable
 
 

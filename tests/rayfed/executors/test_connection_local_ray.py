@@ -9,7 +9,8 @@ import textwrap
 
 import pytest
 
-from rayfed.executors.connection import FEW_POOLS, require_token, without_rays
+from rayfed.executors.connection import FEW_POOLS
+from rayfed.executors.ray_private import require_token, without_rays
 from tests.conftest import ROOT
 
 LISTENING = """

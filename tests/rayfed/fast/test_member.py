@@ -8,7 +8,7 @@ import torch
 from rayfed.data.examples import ClientData, OnDevice
 from rayfed.fast.group import _collected
 from rayfed.fast.member import MemberModel, MemberPasses
-from rayfed.objective import Objective, OwnObjective, Task
+from rayfed.objective import Classification, OwnObjective, Task
 from rayfed.testing import small_setup
 from rayfed.tuning.base import copies, sent_tensors, trainable
 from rayfed.types import RESIDUAL
@@ -97,10 +97,10 @@ def test_only_losses_that_are_means_over_examples_are_joined():
     own = OwnObjective(Task(loss=lambda output, y: output.mean(), metrics={"a": len}))
     client = MemberModel(model, {}, (0,), ask)
     joint = MemberPasses(ask, torch.ones(()))
-    assert joint.loss(client, Objective(), (x, y)) == 1
+    assert joint.loss(client, Classification(), (x, y)) == 1
     assert asked[0].targets is y
-    others = ((joint, own, x), (joint, Objective(), x.clone().requires_grad_()))
-    for passes, objective, rows in (*others, (MemberPasses(ask), Objective(), x)):
+    others = ((joint, own, x), (joint, Classification(), x.clone().requires_grad_()))
+    for passes, objective, rows in (*others, (MemberPasses(ask), Classification(), x)):
         assert passes.loss(client, objective, (rows, y)) != 1
         assert asked.pop().targets is None
     assert len(asked) == 1

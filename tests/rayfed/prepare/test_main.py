@@ -230,6 +230,7 @@ def test_a_bar_on_a_terminal(run, root, monkeypatch):
 
 
 def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path, capsys):
+    from rayfed.config.look_up import design_of
     from rayfed.config.schema import load_config
     from rayfed.data import load
     from rayfed.engine.setup import without_values
@@ -240,11 +241,11 @@ def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path,
         capsys.readouterr().out
     )
     config = load_config(["data=pacs", *place])
-    load(config.data, without_values(config).size)
+    load(config.data, without_values(design_of(config)).size)
     assert len(list((tmp_path / "cache").glob("*.arrow"))) == 1
     assert main(["pacs", *place, "model=vit_base_patch16_224"]) == 0
     vit = load_config(["data=pacs", *place, "model=vit_base_patch16_224"])
-    model = without_values(vit)
+    model = without_values(design_of(vit))
     assert model.resize == "crop"  # as its own transform does; the prepared file is another one
     load(vit.data, model.size, resize=model.resize)
     assert len(list((tmp_path / "cache").glob("pacs-224-*.arrow"))) == 1

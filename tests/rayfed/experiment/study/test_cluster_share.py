@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayfed.config.settings import ClusterConfig
 from rayfed.errors import ResourceError
+from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.experiment.study.cluster_share import ClusterShare, share
 
 TWO_CPUS = [{"CPU": 2.0, "memory": 16e9}]

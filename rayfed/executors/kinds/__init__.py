@@ -1,0 +1,1 @@
+"""The executors that a config can name, one in each file."""
