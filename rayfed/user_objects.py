@@ -59,9 +59,9 @@ def title(name: str) -> str:
     return name.rpartition("-")[0] if is_own(name) else name
 
 
-def find(name: str) -> Known | None:
-    """The object that has a name of `register`; None: this process knows none."""
-    return _KNOWN.get(name)
+def find(name: object) -> Known | None:
+    """The object that has a name of `register`; None: this process knows none, or a config has no text."""
+    return _KNOWN.get(name) if isinstance(name, str) else None
 
 
 def known_in(tree: Any) -> dict[str, Known]:

@@ -124,6 +124,11 @@ CASES = [
     Case("a tuning without a name", "tuning.name | missing", make=config(f"{PLAIN}tuning: {{rank: 2}}\n")),
     Case("a number as a tuning", "tuning.name | 5", "tuning.name=5"),
     Case("a number as a half", "server.name | 5", "server.name=5"),
+    *(
+        Case(f"{what} as {key}", f"{key} | {shown}", f"{key}={shown}")
+        for key in ("algorithm", "server.name", "local.name", "tuning.name", "sampling", "model.name", "task")
+        for what, shown in (("a list", "[]"), ("a section", "{}"))
+    ),
     Case("a tuning key that does not exist", "tuning.rnak | did you mean 'rank'", "tuning.rnak=2"),
     Case("a rank of 0", "tuning.rank | 0", "tuning.rank=0"),
     Case("a number as a model", "model.name | 5", "model.name=5"),
