@@ -181,9 +181,10 @@ def run_all(runs: Path) -> None:
             start(runs / "seeds" / name / str(seed), "rayfed.run", *SMALL, *method)
     start(runs / "sweep", "tune.run", *SWEEP)
     tools = {"landscape": ["--points", "15"], "feature_map": ["--images", "200"], "slopes": []}
+    analysed = first_run(runs / "fft_gp")
     for tool, options in tools.items():
-        if not (runs / "fft_gp" / "figures" / f"{tool}.png").exists():
-            call(f"rayfed.report.{tool}", str(runs / "fft_gp"), *options)
+        if not (analysed / "figures" / f"{tool}.png").exists():
+            call(f"rayfed.report.{tool}", str(analysed), *options)
 
 
 def start(path: Path, command: str, *overrides: str) -> None:
@@ -194,6 +195,11 @@ def start(path: Path, command: str, *overrides: str) -> None:
 def call(command: str, *arguments: str) -> None:
     print(command, *arguments, flush=True)
     subprocess.run([sys.executable, "-m", command, *arguments], cwd=ROOT, check=True, capture_output=True)
+
+
+def first_run(folder: Path) -> Path:
+    """The folder of the first run of a study; of a run, its own."""
+    return next(runs_in(folder).seeds[0].each())[2] if (folder / STUDY).exists() else folder
 
 
 def picture(title: str, run: Path) -> str:
@@ -208,8 +214,7 @@ def picture(title: str, run: Path) -> str:
     elif title in (several := {**OF_METHODS, **OF_FOLDS}):
         drawing = several[title](runs_in(run).seeds[0])
     else:
-        first = next(runs_in(run).seeds[0].each())[2] if (run / STUDY).exists() else run
-        drawing = FIGURES[title](RecordedRun(first))
+        drawing = FIGURES[title](RecordedRun(first_run(run)))
     if drawing is None:
         raise RuntimeError(f"{run} has no table for the figure {title!r}")
     drawing.write(IMAGES / name)

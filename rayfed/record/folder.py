@@ -143,7 +143,14 @@ NAMING = ("algorithm", "task", "name", "reader")
 
 
 def how_to_go_on(path: Path) -> str:
-    """Advice about a run that ended too early, as far as its files say."""
+    """Advice about a run that ended too early, as far as its files say, or about a study in its place."""
+    if (path / STUDY).exists():
+        cells = sorted(file.parent.name for file in path.glob("cells/*/config.yaml"))
+        return (
+            f"it is a study of several runs; give the folder of one, such as {path / 'cells' / cells[0]}"
+            if cells
+            else "it is a study of which no run has begun"
+        )
     if has_checkpoint(path):
         return f"finished rounds are kept; continue with: {way_to_continue(path)}"
     if rounds_on_disk(path):

@@ -8,11 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TypeAlias
 
 from rayfed.errors import ConfigError, unknown
 from rayfed.record.folder import how_to_go_on
+from rayfed.record.readers import STUDY
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
+from rayfed.report.method_runs import runs_in
 from rayfed.report.protocols import MEASURES, scores
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
@@ -24,7 +28,8 @@ python -m rayfed.report.measures RUN [RUN ...] [--names a,b]
     [--show generalization,personal] [--over parameters] [--debug]
 
 Draws measures of finished runs as bars, or as curves over their numbers of
-trained parameters or over the rounds, for example
+trained parameters or over the rounds. A study has a bar or a curve for each of
+its methods, the mean over its seeds and parts. For example
   python -m rayfed.report.measures runs/one runs/two --names FedCLIP,FedAvg
   python -m rayfed.report.measures runs/x1 runs/x2 runs/x4 --over parameters
   python -m rayfed.report.measures runs/a runs/b --over rounds --show loss
@@ -35,28 +40,46 @@ TITLES = {PARAMETERS: "trained parameters", **MEASURES, "loss": "test loss"}
 OVER = ("runs", PARAMETERS, "rounds")
 
 
-def measures_of(folder: Path) -> dict[str, float]:
-    """Measures of a finished run, by name.
+Runs: TypeAlias = Sequence[Path]
+"""Folders of the runs behind one bar or curve, whose mean it shows."""
 
-    The scores are those of the selected round, as in the tables of `protocol=leave_one_out`, in percent; with
-    that protocol they are means over the held-out domains. A run without validation has its last round.
+
+def rows_of(folder: Path) -> dict[str, Runs]:
+    """The runs in a folder, by the method of a study; of a folder of one run, the name is empty.
 
     Raises:
-        ConfigError: The folder is not that of a finished run.
+        ConfigError: There is no run, or no run of the study is finished.
     """
-    folds = sorted(path.parent for path in folder.glob("*/partition.parquet"))
-    folds = [fold for fold in folds if fold.name in RecordedRun(fold).held_out]
-    if not folds:
+    if not (folder / STUDY).exists():
         check_run_folder(folder)
+        return {"": (folder,)}
+    rows: dict[str, list[Path]] = {}
+    for seed in runs_in(folder).seeds:
+        for _, method, path in seed.finished().each():
+            rows.setdefault(method, []).append(path)
+    if not rows:
+        raise ConfigError(f"{str(folder)!r} is a study without a finished run; {how_to_go_on(folder)}")
+    return dict(rows)
+
+
+def measures_of(runs: Runs) -> dict[str, float]:
+    """Measures of finished runs, by name: their means.
+
+    The scores are those of the selected round, as in the tables of `protocol=leave_one_out`, in percent. A
+    run without validation has its last round.
+
+    Raises:
+        ConfigError: A folder is not that of a finished run.
+    """
     numbers: dict[str, list[float]] = {}
-    for run in folds or [folder]:
+    for run in runs:
         if not (run / "clients.parquet").exists():
             raise ConfigError(f"{str(run)!r} is not the folder of a finished run; {how_to_go_on(run)}")
         recorded = RecordedRun(run, "validation")
         for name, value in _scores(recorded).items():
             numbers.setdefault(name, []).append(value)
         numbers.setdefault(PARAMETERS, []).append(float(recorded.fact("numbers_trained")))
-    return {name: sum(values) / len(values) for name, values in numbers.items()}
+    return {name: fmean(values) for name, values in numbers.items()}
 
 
 def _scores(run: RecordedRun) -> dict[str, float]:
@@ -117,23 +140,23 @@ def curves(points: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], ov
 
 
 def over_parameters(
-    folders: Mapping[str, Path], show: Sequence[str]
+    rows: Mapping[str, Runs], show: Sequence[str]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Points of `curves` over the numbers of trained parameters: one curve for each algorithm."""
     points: dict[str, dict[str, list[tuple[float, float]]]] = {measure: {} for measure in show}
-    for folder in folders.values():
-        own = measures_of(folder)
-        algorithm = RecordedRun(folder).method
+    for runs in rows.values():
+        own = measures_of(runs)
+        algorithm = RecordedRun(runs[0]).method
         for measure in show:
-            _check(folder, own, measure)
+            _check(runs[0], own, measure)
             points[measure].setdefault(algorithm, []).append((own[PARAMETERS], own[measure]))
     return points
 
 
 def over_rounds(
-    folders: Mapping[str, Path], show: Sequence[str]
+    rows: Mapping[str, Runs], show: Sequence[str]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Points of `curves` over the rounds: one curve for each run.
+    """Points of `curves` over the rounds: one curve for each row, at the rounds that all of its runs have.
 
     Raises:
         ConfigError: A measure other than the loss is wanted, or a run has no loss.
@@ -141,13 +164,20 @@ def over_rounds(
     if list(show) != ["loss"]:
         raise ConfigError(f"--show: {','.join(show)} cannot be drawn over the rounds; choose loss")
     points = {}
-    for name, folder in folders.items():
-        rows = RecordedRun(folder).rounds
-        pairs = [(row["round"], row["loss"]) for row in rows if row.get("loss") is not None]
-        if not pairs:
-            raise ConfigError(f"--show: loss is not in the rounds of {str(folder)!r}; set evaluation.every=1")
-        points[name] = pairs
+    for name, runs in rows.items():
+        losses = [_losses(folder) for folder in runs]
+        common = sorted(set.intersection(*(set(own) for own in losses)))
+        points[name] = [(float(round_), fmean(own[round_] for own in losses)) for round_ in common]
     return {"loss": points}
+
+
+def _losses(folder: Path) -> dict[int, float]:
+    """The test loss of a run, by round."""
+    rows = RecordedRun(folder).rounds
+    losses = {row["round"]: row["loss"] for row in rows if row.get("loss") is not None}
+    if not losses:
+        raise ConfigError(f"--show: loss is not in the rounds of {str(folder)!r}; set evaluation.every=1")
+    return losses
 
 
 def _check(folder: Path, measures: Mapping[str, float], measure: str) -> None:
@@ -171,31 +201,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         for measure in show:
             if measure not in TITLES:
                 raise ConfigError(unknown("--show", measure, list(TITLES)))
-        names = args.names.split(",") if args.names else [folder.name for folder in args.runs]
-        if len(set(names)) != len(args.runs):
-            raise ConfigError(f"--names: {', '.join(names)}; give each of the {len(args.runs)} runs its own")
-        folders = dict(zip(names, args.runs, strict=True))
-        say(str(draw(folders, show, args.over).save(args.runs[0])))
+        found = [(folder, method, runs) for folder in args.runs for method, runs in rows_of(folder).items()]
+        alone = len(args.runs) == 1
+        usual = [method if method and alone else f"{f.name} {method}".strip() for f, method, _ in found]
+        names = args.names.split(",") if args.names else usual
+        if len(set(names)) != len(found):
+            raise ConfigError(f"--names: {', '.join(names)}; give each of the {len(found)} runs its own")
+        rows = dict(zip(names, (runs for _, _, runs in found), strict=True))
+        say(str(draw(rows, show, args.over).save(args.runs[0])))
 
     return run_guarded(work, args.debug, "the runs themselves are unchanged")
 
 
-def draw(folders: Mapping[str, Path], show: Sequence[str], over: str) -> style.Drawing:
+def draw(rows: Mapping[str, Runs], show: Sequence[str], over: str) -> style.Drawing:
     """Draw measures of finished runs.
 
     Args:
-        folders: Folders of the runs, by name.
+        rows: Folders of the runs of each bar or curve, by its name.
         show: Names of the measures.
         over: One of OVER.
     """
     if over == "rounds":
-        return curves(over_rounds(folders, show), over)
+        return curves(over_rounds(rows, show), over)
     if over == PARAMETERS:
-        return curves(over_parameters(folders, show), over)
-    measures = {name: measures_of(folder) for name, folder in folders.items()}
+        return curves(over_parameters(rows, show), over)
+    measures = {name: measures_of(runs) for name, runs in rows.items()}
     for name, own in measures.items():
         for measure in show:
-            _check(folders[name], own, measure)
+            _check(rows[name][0], own, measure)
     return bars(measures, show)
 
 

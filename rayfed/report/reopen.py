@@ -16,7 +16,7 @@ from rayfed.devices import chosen_device
 from rayfed.engine.setup import Setup, prepare
 from rayfed.errors import ConfigError
 from rayfed.record.folder import TENSORS, how_to_go_on
-from rayfed.record.readers import DamagedError
+from rayfed.record.readers import STUDY, DamagedError
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.types import Params, ServerState, is_statistic
 from rayfed.user_files import check_run_folder
@@ -54,11 +54,9 @@ def reopen(folder: Path) -> ReopenedRun:
             the whole model.
     """
     if not (folder / TENSORS).is_file():
-        folds = sorted(path.parent.parent.name for path in folder.glob("*/model/params.safetensors"))
-        if not folds:
+        if not (folder / STUDY).exists():
             check_run_folder(folder)
-        hint = f"give one of its runs: {', '.join(folds)}" if folds else how_to_go_on(folder)
-        raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {hint}")
+        raise ConfigError(f"{str(folder)!r} is not the folder of a finished run; {how_to_go_on(folder)}")
     config = load_run(folder)
     setup = prepare(design_of(config))
     recorded = RecordedRun(folder)

@@ -263,7 +263,7 @@ def test_what_cannot_be_looked_at_is_said(run, tmp_path, capsys, small):
     assert said in capsys.readouterr().err
     (tmp_path / "config.yaml").unlink()
     assert landscape.main([str(run.parent)]) == 2
-    assert "give one of its runs: run" in capsys.readouterr().err
+    assert f"give the folder of a run, such as {run}" in capsys.readouterr().err
     plain = small("rounds=1").path
     assert feature_map.main([str(plain)]) == 2
     error = capsys.readouterr().err

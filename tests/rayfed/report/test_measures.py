@@ -1,5 +1,6 @@
 """Measures of finished runs against the results of the runs themselves."""
 
+import importlib
 import shutil
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import rayfed
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import measures, slopes
-from rayfed.report.measures import measures_of
+from rayfed.report.measures import measures_of, over_rounds, rows_of
 from tests.conftest import SMALL
 
 
@@ -20,11 +21,45 @@ def finished(tmp_path_factory, cache):
 
 
 def test_measures_are_those_of_the_result(finished):
-    found = measures_of(finished.path)
+    found = measures_of([finished.path])
     assert found["generalization"] == pytest.approx(100 * finished.metrics["held_out_accuracy"])
     assert found["clients"] == pytest.approx(100 * finished.metrics["accuracy"])
     assert found["parameters"] == sum(value.numel() for value in finished.params.values())
-    assert measures_of(finished.path.parent) == pytest.approx(found)  # the mean over one fold
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, cache):
+    """Two methods with each of two domains held out."""
+    place = [
+        f"output={tmp_path_factory.mktemp('measured') / 'study'}",
+        f"data.cache={cache}",
+        "cluster=inline",
+    ]
+    several = ["algorithm=fedavg", "compare=[local]", "protocol=leave_one_out", "data.domains=[plain,street]"]
+    return rayfed.simulate([*SMALL, *place, *several, "data.val=4", "rounds=2"])
+
+
+def test_a_study_has_a_bar_and_a_curve_for_each_method_the_mean_of_its_parts(study, capsys):
+    rows = rows_of(study.path)
+    assert {name: len(runs) for name, runs in rows.items()} == {"fedavg": 2, "local": 2}
+    for name, runs in rows.items():
+        each = [measures_of([run]) for run in runs]
+        whole = measures_of(runs)
+        assert whole["clients"] == pytest.approx(sum(one["clients"] for one in each) / 2)
+        assert {RecordedRun(run).method for run in runs} == {name}
+    losses = dict(over_rounds(rows, ["loss"])["loss"]["local"])
+    mean = [sum(RecordedRun(run).rounds[k]["loss"] for run in rows["local"]) / 2 for k in range(2)]
+    assert losses == pytest.approx({1.0: mean[0], 2.0: mean[1]})
+    assert measures.main([str(study.path), "--show", "clients"]) == 0
+    assert measures.main([str(study.path), "--names", "ours"]) == 2
+    assert "--names: ours; give each of the 2 runs its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["landscape", "feature_map", "slopes", "answers"])
+def test_a_tool_for_one_run_names_the_runs_of_a_study(tool, study, capsys):
+    assert importlib.import_module(f"rayfed.report.{tool}").main([str(study.path)]) == 2
+    said = f"it is a study of several runs; give the folder of one, such as {study.path}/cells/fedavg-plain"
+    assert said in capsys.readouterr().err
 
 
 def test_pictures_and_refusals(finished, tmp_path, capsys):
