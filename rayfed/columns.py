@@ -192,8 +192,20 @@ def column_of(name: str) -> ResultColumn | None:
 
 
 def metric_of(row: Mapping[str, Any], of: str = DEPLOYED) -> str | None:
-    """Name of the metric of which a row has the mean over clients; None: of none. Args: of: whose scores."""
-    return next((name for name in METRICS if of + name in row), None)
+    """Name of the metric of which a row has the mean over clients; None: of none.
+
+    It comes before the loss; further metrics of the task, whose names may be those of others, come after it.
+
+    Args:
+        row: The columns of a round, in their order.
+        of: Whose scores.
+    """
+    for column in row:
+        if column == of + LOSS.pattern:
+            return None
+        if column.startswith(of) and column.removeprefix(of) in METRICS:
+            return column.removeprefix(of)
+    return None
 
 
 def metric_of_scores(row: Mapping[str, Any]) -> str:

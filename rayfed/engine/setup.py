@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -66,6 +65,7 @@ from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
+from rayfed.models.deep_copy import deep_copy
 from rayfed.models.examine import examine
 from rayfed.models.fit_network import first_pass, fit, loss_of
 from rayfed.models.model_config import ModelConfig
@@ -498,9 +498,10 @@ def _batch_of(
 def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
     """A copy of a model; built anew where a part of it cannot be copied."""
     try:
-        return copy.deepcopy(model)
+        copied: Backbone = deep_copy(model)
     except Exception:
         return build()
+    return copied
 
 
 def _check_pass(

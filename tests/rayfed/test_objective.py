@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rayfed.columns import BEGINNINGS, COLUMNS, is_larger_better
 from rayfed.errors import ConfigError
 from rayfed.executors import worker
 from rayfed.models.backbone import samples_of
@@ -167,3 +168,25 @@ def test_losses_that_are_means_over_something_else_are_not_joined():
     own = OwnObjective(Task(loss=lambda output, y: (output - y).mean(), metrics={"a": None}))
     assert not own.by_example
     assert not own.joins
+
+
+def test_a_metric_has_a_name_that_no_other_column_of_results_has():
+    written = {column.pattern for column in COLUMNS if "{}" not in column.pattern}
+    free = {"perplexity", "macro_f1", "mcc"}  # which no task of a user has besides
+    for name in sorted(written - free) + [f"{begin}a" for begin in BEGINNINGS]:
+        with pytest.raises(ConfigError, match=r"task\.metrics: .* other column|another column"):
+            Task(loss=torch.sub, metrics={name: torch.sub})
+    for name in ("", " ", "two\nlines", 3):
+        with pytest.raises(ConfigError, match="is no text that can be printed"):
+            Task(loss=torch.sub, metrics={name: torch.sub})
+    with pytest.raises(ConfigError, match="'m' is there twice"):
+        Task(loss=torch.sub, metrics={"m": torch.sub}, over_set={"m": torch.dist})
+    assert Task(loss=torch.sub, metrics={"accuracy": torch.sub, "worst_group": torch.sub})
+
+
+def test_the_direction_of_a_metric_is_that_of_its_last_task():
+    for smaller in ((), ("points",), ()):
+        OwnObjective(Task(loss=torch.sub, metrics={"points": torch.sub}, smaller=smaller))
+        assert is_larger_better("points") == (not smaller)
+    OwnObjective(Task(loss=torch.sub, metrics={"mae": torch.sub}))
+    assert not is_larger_better("mae")  # as every reader expects
