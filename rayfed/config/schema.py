@@ -34,7 +34,7 @@ from rayfed.federation.privacy_accountant import PrivacyConfig
 from rayfed.federation.train_config import TrainConfig
 from rayfed.heterogeneity.capacity import CapacityConfig
 from rayfed.heterogeneity.faults import FaultsConfig
-from rayfed.models.model_config import ModelConfig
+from rayfed.models.model_config import HF, ModelConfig
 from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS, Tuning
 from rayfed.types import Count, Head, NonNegative, Positive
@@ -582,6 +582,8 @@ def _comparable(value: Any) -> Any:
 
 def _same_path(key: str, old: Any, new: Any) -> bool:
     """Whether two values of a key are one path. Earlier versions kept relative paths as they were written."""
+    if key == "model.name" and str(old).startswith(HF) and str(new).startswith(HF):
+        key, old, new = "model.weights", str(old).removeprefix(HF), str(new).removeprefix(HF)
     if key not in PATHS or not (isinstance(old, str) and isinstance(new, str)):
         return False
     return old == new or (

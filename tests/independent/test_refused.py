@@ -147,7 +147,7 @@ REFUSED = {
     ),
     "start values from the first batch": (
         rows(begins, ready=lambda _: torch.tensor(False)),
-        r"write into the trained head.bias until 'ready' says that it was done, .* pass a batch through",
+        r"write into the trained out.bias until 'ready' says that it was done, .* pass a batch through",
     ),
     "an unused layer": (rows(plain, other=lambda _: nn.Linear(2, 2)), NO_GRADIENT),
     "a layer used sometimes": (rows(sometimes, other=lambda _: nn.Linear(FEATURES, CLASSES)), NO_GRADIENT),

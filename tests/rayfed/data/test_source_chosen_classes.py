@@ -101,7 +101,7 @@ def test_classes_of_a_table_of_a_user_are_chosen_in_their_order(labels, wanted, 
 def test_what_a_reader_says_of_its_rows_is_kept_where_classes_are_chosen(tmp_path):
     rows = [{"text": f"t {i}", "label": "abc"[i % 3], "other": 1} for i in range(9)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    root = f"data.root={tmp_path / 'rows.jsonl'}"
-    some, whole = (source_of(config("data=jsonl", root, *more)) for more in (["data.classes=[c,a]"], []))
+    whole = source_of(config("data=jsonl", f"data.root={tmp_path / 'rows.jsonl'}"))
+    some = ChosenClasses(source=whole, classes=["c", "a"])
     assert some.said == whole.said != ""
     assert some.place(some.scan().keys[0]) == whole.place(whole.scan().keys[0])
