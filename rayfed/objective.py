@@ -465,7 +465,7 @@ class OwnObjective(Objective):
         return f"OwnObjective({self._of!r})"
 
     @cached_property
-    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:  # type: ignore[override]
+    def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
         return {name: self._leaving(name, of) for name, of in self._of.over_set.items()}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:

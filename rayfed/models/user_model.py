@@ -231,7 +231,8 @@ class OwnBackbone(Backbone):
         fixed = self._fixed()
         self._trains_whole = all(p.requires_grad or n in fixed for n, p in self.named_parameters())
         self._has_own_modes = any(_overrides(module, "train") for module in self.net.modules())
-        self._has_own_modes |= _overrides(self.net.body, "eval")  # torch calls that of the network alone
+        body: nn.Module = self.net.body  # type: ignore[assignment]
+        self._has_own_modes |= _overrides(body, "eval")  # torch calls that of the network alone
 
     @property
     def has_own_modes(self) -> bool:
