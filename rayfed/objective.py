@@ -6,7 +6,7 @@ work for all tasks. (`rayfed.federation.executor.Task` means something else: the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -339,44 +339,10 @@ class Task:
         names = [*self.metrics, *self.over_set]
         if not names:
             raise ConfigError("task.metrics: a task needs a metric; give metrics={'mae': function}")
-        for place, name in enumerate(names):
-            why = _why_no_metric(name, names[:place])
-            if why:
-                raise ConfigError(f"task.metrics: {shown(name)} {why}; give the metric another name")
         for key in ("smaller", "percent"):
             for name in getattr(self, key):
                 if name not in names:
                     raise ConfigError(unknown(f"task.{key}", name, names))
-
-
-TAKEN = frozenset(
-    (
-        *("round", "clients", "clients_scored", "clients_in_all", "clients_defined", "lr", "epsilon"),
-        *("delta", "bytes_up", "bytes_down", "local_steps", "local_examples", "flops", "trained_params"),
-        *("missing", "nonfinite", "virtual_seconds", "virtual_time", "seconds", "seconds_training"),
-        *("seconds_clients", "seconds_idle", "loss", NUM, "sigma_type", "sigma_client", "worst_domain"),
-        *("client", "domain", "train", "val", "test", "split", "model", "exchange", "metric", "value"),
-    )
-)
-"""Names of other columns of the tables of a run."""
-
-BEGIN_OTHERS = (
-    *("global_", "personal_", "val_", "held_out_", "unseen_", "adapted_"),
-    *("worst_domain_", "worst_client_", "worst_tenth_", "best_tenth_"),
-)
-"""Beginnings of the names of statistics of a metric."""
-
-
-def _why_no_metric(name: object, others: Sequence[object]) -> str:
-    """Why a metric cannot have a name, in words that follow it; empty: it can. Args: others: before it."""
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        return "is no text that can be printed"
-    if name in others:
-        return "is there twice"
-    if name in TAKEN or (others and name == f"{others[0]}_domain"):
-        return "is the name of another column of results"
-    begins = next((each for each in BEGIN_OTHERS if name.startswith(each)), "")
-    return f"begins as the names of other columns of results do ({begins})" if begins else ""
 
 
 class OwnObjective(Objective):

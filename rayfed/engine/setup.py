@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayfed.client_facts import RowTable, Splits
+from rayfed.columns import check_metrics
 from rayfed.config.schema import ClusterConfig, Config, compatible_parts
 from rayfed.data import load
 from rayfed.data.augmentation import check_images
@@ -359,6 +360,8 @@ def _model_key(world: World) -> tuple[object, ...]:
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
     """The task, after a check that method, tuning, changes of images and attacks are for it."""
     goal, of_data = objective(config.task or dataset.task), objective(dataset.task)
+    if isinstance(goal, OwnObjective):
+        check_metrics(goal.given)
     if isinstance(goal, OwnObjective) and of_data.tokens:
         goal = goal.of_texts(of_data)
     if isinstance(source := make_source(config.data), OwnData):

@@ -194,7 +194,7 @@ def check_functions(task: Task, output: Tensor, y: Tensor, targets: Tensor) -> f
         Names of those that write into the outputs or the targets that they get; `loss` is that of the loss.
 
     Raises:
-        ConfigError: One returns something else the second time, or has parameters of its own.
+        ConfigError: One returns something else the second time, or has own parameters.
     """
     named: dict[str, Any] = {"loss": task.loss, **task.metrics, **task.over_set}
     with use_seed(0):
@@ -245,7 +245,7 @@ def _check_number(where: str, found: list[Any]) -> None:
 
 
 def _call(of: Function, trains: bool, output: Tensor, y: Tensor) -> tuple[Any, bool, bool]:
-    """What a function returns, whether it wrote into what it got, and whether other tensors would train.
+    """The value of a function, whether it wrote into what it got, and whether other tensors would train.
 
     Where it fails, its exception takes the place of a value.
 

@@ -49,7 +49,7 @@ def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _without_values(function: FunctionType, cells: dict[int, CellType]) -> FunctionType:
-    """The same function with variables of its own, which are still empty.
+    """The same function with own variables, which are still empty.
 
     Args:
         function: The function.
@@ -92,7 +92,7 @@ NOTHING = (type, type(None), str, bytes, int, float, complex)
 
 
 def _within(value: Any) -> Iterator[Any]:
-    """What an object holds directly: in its attributes, its items, or the variables of a function."""
+    """The direct parts of an object: its attributes, its items, or the variables of a function."""
     if isinstance(value, FunctionType):
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():

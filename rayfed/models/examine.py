@@ -236,7 +236,7 @@ def _check_begins_once(model: Backbone, x: Tensor, put_back: list[str], seed: in
     sent = {name: entry.tensor + 1 for name, entry in entries.items()}
 
     def written() -> dict[str, int]:
-        """What a pass makes of the parameters that were sent."""
+        """The parameters that were sent, after a pass."""
         for name, entry in entries.items():
             entry.tensor.copy_(sent[name])
         with use_seed(seed):

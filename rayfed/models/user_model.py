@@ -164,7 +164,7 @@ class OwnNet(nn.Module):
 
 
 def _overrides(module: nn.Module, name: str) -> bool:
-    """Whether a module has a method of its own in place of that of nn.Module, in its class or in itself."""
+    """Whether a module, or its class, has another method in place of that of nn.Module."""
     return name in vars(module) or getattr(type(module), name) is not getattr(nn.Module, name)
 
 
