@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from rayfed.objective import METRICS
+from rayfed.errors import ConfigError, shown
+from rayfed.objective import METRICS, NUM, Task
 
 Kind: TypeAlias = Literal["text", "percent", "points", "bytes", "seconds", "count", "number", "p"]
 """Content of a column. `percent`: fractions, shown in percent; `points`: differences and deviations of
@@ -191,9 +192,61 @@ def column_of(name: str) -> ResultColumn | None:
     return None
 
 
+OF_SETS = ("perplexity", "macro_f1", "mcc")
+"""Columns of tasks that ship; a metric of a user's task may have these names."""
+
+OF_CLIENTS = (
+    "client",
+    "domain",
+    "train",
+    "val",
+    "test",
+    "split",
+    "model",
+    "exchange",
+    "metric",
+    "value",
+    NUM,
+)
+"""Columns of the tables of clients and examples."""
+
+
+def check_metrics(task: Task) -> None:
+    """Check that the metrics of a user's task have names that nothing else has.
+
+    Raises:
+        ConfigError: A name is no text, is there twice, or is that of another column of results.
+    """
+    names = [*task.metrics, *task.over_set]
+    taken = {column.pattern for column in COLUMNS} | {f"{names[0]}_domain"}
+    of_metric = {column.pattern.removesuffix("{}") for column in COLUMNS} - taken - {"", "worst_"}
+    for place, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            why = "is no text that can be printed"
+        elif name in names[:place]:
+            why = "is there twice"
+        elif name in {*taken, *OF_CLIENTS} - {*OF_SETS} or name.startswith((*BEGINNINGS, *of_metric)):
+            why = "is, or begins as, the name of another column of results"
+        else:
+            continue
+        raise ConfigError(f"task.metrics: {shown(name)} {why}; give the metric another name")
+
+
 def metric_of(row: Mapping[str, Any], of: str = DEPLOYED) -> str | None:
-    """Name of the metric of which a row has the mean over clients; None: of none. Args: of: whose scores."""
-    return next((name for name in METRICS if of + name in row), None)
+    """Name of the metric of which a row has the mean over clients; None: of none.
+
+    It comes before the loss; further metrics of the task, whose names may be those of others, come after it.
+
+    Args:
+        row: The columns of a round, in their order.
+        of: Whose scores.
+    """
+    for column in row:
+        if column == of + LOSS.pattern:
+            return None
+        if column.startswith(of) and column.removeprefix(of) in METRICS:
+            return column.removeprefix(of)
+    return None
 
 
 def metric_of_scores(row: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -348,6 +349,8 @@ class OwnObjective(Objective):
         kinds: What is known of the loss and the metrics, by name, `loss` included: `row`: it has a number
             for each example, which does not depend on the others; `mean`: it is the mean of those of the
             examples; others are computed for all examples of a set at once.
+        writes: Names of the functions that write into their arguments, and so get copies of these; None: it
+            is not known yet, and each gets copies.
     """
 
     by_example: ClassVar[bool] = False  # the loss of a user may be a mean over the batch already
@@ -355,17 +358,23 @@ class OwnObjective(Objective):
     _of: Task
     _texts: Objective | None
     kinds: Mapping[str, str]
+    writes: frozenset[str] | None
 
     def __init__(
-        self, task: Task, texts: Objective | None = None, kinds: Mapping[str, str] | None = None
+        self,
+        task: Task,
+        texts: Objective | None = None,
+        kinds: Mapping[str, str] | None = None,
+        writes: frozenset[str] | None = None,
     ) -> None:
-        """Args: task: the loss and the metrics. texts: the task of texts without it. kinds: see above."""
+        """Args: task: the loss and the metrics. texts: the task of texts without it. Others: see above."""
         metric = next(iter([*task.metrics, *task.over_set]))
         of_texts = {"examples": texts.examples, "pixels": False, "tokens": True} if texts else {}
         own = {
             "_of": task,
             "_texts": texts,
             "kinds": dict(kinds or {}),
+            "writes": writes,
             "task": task.name,
             "metric": metric,
             "examples": "examples",
@@ -376,7 +385,7 @@ class OwnObjective(Objective):
         learn(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OwnObjective, (self._of, self._texts, self.kinds)
+        return OwnObjective, (self._of, self._texts, self.kinds, self.writes)
 
     @property
     def reads(self) -> str:
@@ -384,18 +393,30 @@ class OwnObjective(Objective):
 
     def of_texts(self, texts: Objective) -> OwnObjective:
         """The same loss and metrics for texts. Args: texts: the task that the data have without them."""
-        return OwnObjective(self._of, texts, self.kinds)
+        return OwnObjective(self._of, texts, self.kinds, self.writes)
 
-    def with_kinds(self, kinds: Mapping[str, str]) -> OwnObjective:
+    def with_known(self, kinds: Mapping[str, str], writes: frozenset[str]) -> OwnObjective:
         """The same, where this is known of the loss and the metrics."""
-        return OwnObjective(self._of, self._texts, kinds)
+        return OwnObjective(self._of, self._texts, kinds, writes)
 
     @property
+    def given(self) -> Task:
+        """The loss and the metrics as the user gave them."""
+        return self._of
+
+    @cached_property
     def functions(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
-        """The loss, as `loss`, and the metrics for each example."""
-        return {"loss": self._of.loss, **self._of.metrics}
+        """The loss, as `loss`, and the metrics for each example; each leaves what it gets as it is."""
+        named = {"loss": self._of.loss, **self._of.metrics}
+        return {name: self._leaving(name, of) for name, of in named.items()}
 
-    @property
+    def _leaving(self, name: str, of: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+        """A function of the user that leaves outputs and targets as they are, for what is computed next."""
+        if self.writes is not None and name not in self.writes:
+            return of
+        return lambda output, y: of(output.clone(), y.clone())
+
+    @cached_property
     def by_set(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         return {name: of for name, of in self.functions.items() if self.kinds.get(name) != "row"}
 
@@ -406,13 +427,13 @@ class OwnObjective(Objective):
     def __repr__(self) -> str:
         return f"OwnObjective({self._of!r})"
 
-    @property
+    @cached_property
     def over_set(self) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
-        return self._of.over_set
+        return {name: self._leaving(name, of) for name, of in self._of.over_set.items()}
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """As in `Objective`, with output and targets of the user's shapes."""
-        return self._of.loss(output, y).mean()
+        return self.functions["loss"](output, y).mean()
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """As in `Objective`, without what is computed for a whole set; of the user's shapes."""
@@ -601,6 +622,9 @@ class Metric:
     pooled: bool = False
 
 
+BUILT_IN = frozenset(o.metric for o in OBJECTIVES.values())
+"""Metrics of tasks that ship, whose direction is not a user's to say."""
+
 METRICS = {o.metric: Metric(o.larger, o.percent, o.metric in o.over_set) for o in OBJECTIVES.values()}
 """The metrics of tables and figures by name; `learn` adds those of tasks of users."""
 
@@ -612,7 +636,7 @@ def learn(about: Objective | Mapping[str, Any]) -> None:
         about: The objective, or its attributes `metric`, `larger` and `percent`, and whether it is `pooled`.
     """
     own = score_facts(about) if isinstance(about, Objective) else about
-    if (name := str(own["metric"])) not in METRICS:
+    if (name := str(own["metric"])) not in BUILT_IN:
         METRICS[name] = Metric(bool(own["larger"]), bool(own["percent"]), bool(own.get("pooled")))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rayfed.config.settings import PATHS, Settings
+from rayfed.models.model_config import HF
 
 HARMLESS = (
     "cluster",
@@ -87,6 +88,8 @@ def _comparable(value: Any) -> Any:
 
 def _same_path(key: str, old: Any, new: Any) -> bool:
     """Whether two values of a key are one path. Earlier versions kept relative paths as they were written."""
+    if key == "model.name" and str(old).startswith(HF) and str(new).startswith(HF):
+        key, old, new = "model.weights", str(old).removeprefix(HF), str(new).removeprefix(HF)
     if key not in PATHS or not (isinstance(old, str) and isinstance(new, str)):
         return False
     return old == new or (

@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.config.settings import PATHS
 from rayfed.data.partition_config import PopulationConfig
 from rayfed.errors import ConfigError, shown
-from rayfed.models.model_config import with_weights
+from rayfed.models.model_config import HF, with_weights
 from rayfed.user_files import user_path
 
 STAGES = ("clip", "noise", "top_k", "fp16", "int8")
@@ -39,7 +39,7 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(channel := tree.get("channel"), str | list | tuple):
         tree = {**tree, "channel": _stages(channel)}
     if isinstance(model := tree.get("model"), Mapping):
-        tree = {**tree, "model": with_weights(model)}
+        tree = {**tree, "model": _with_folder(with_weights(model))}
     for key in (*PATHS, *(f"data.targets.{name}.root" for name in _targets(tree))):
         tree = _at_home(tree, key.split("."), key)
     return tree
@@ -91,6 +91,20 @@ def _stages(names: str | Sequence[Any]) -> list[Any]:
                 f"{{noise: MULTIPLE}}, {{top_k: SHARE}}, fp16 and int8"
             )
     return stages
+
+
+def _with_folder(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section `model` in which `hf/FOLDER`, a folder with a model, is written from the root of the system.
+
+    The library reads such a folder wherever there is one, and looks on the hub elsewhere, so that a run would
+    have another model when it is resumed from another folder.
+    """
+    name = section.get("name")
+    if not isinstance(name, str) or not name.startswith(HF):
+        return section
+    there = user_path(name.removeprefix(HF), "model.name")
+    is_model = there.is_dir() and (there / "config.json").is_file()
+    return {**section, "name": f"{HF}{there.absolute()}"} if is_model else section
 
 
 def _at_home(tree: Mapping[str, Any], path: Sequence[str], key: str) -> Mapping[str, Any]:

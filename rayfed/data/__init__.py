@@ -53,9 +53,7 @@ def load(
         ConfigError: A value of the config or the data cannot be used; one line that says what to change.
     """
     check_config(config)
-    source = source_of(config, resize, reader)
-    if isinstance(source, OwnData):
-        source = source.of_task(goal)
+    source = source_of(config, resize, reader, goal)
     own_task = task_of(source)
     if task not in (None, own_task) and not isinstance(source, OwnData):
         raise ConfigError(

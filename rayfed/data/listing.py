@@ -255,7 +255,7 @@ def named_in_one_way(values: Sequence[Any], what: str, column: str) -> list[str]
     first: dict[str, Any] = {}
     names = []
     for value in values:
-        if isinstance(value, list | dict | np.ndarray):
+        if isinstance(value, list | tuple | set | frozenset | dict | np.ndarray):
             raise DataError(f"data: column {column!r} holds {shown(value)}; a {what} is a text or a number")
         name = name_in_text(value)
         names.append(name)

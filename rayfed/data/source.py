@@ -189,13 +189,26 @@ READERS = Registry(
 )
 
 
-def source_of(config: DataConfig, resize: Resize = "squash", reader: Reader | None = None) -> Source:
+def source_of(
+    config: DataConfig,
+    resize: Resize = "squash",
+    reader: Reader | None = None,
+    goal: str | None = None,
+) -> Source:
     """A reader (`make_source`), of the chosen classes only.
+
+    Args:
+        config: The config section `data`.
+        resize: How images become squares under `data.resize=auto`.
+        reader: As of `make_source`.
+        goal: The task that the config names, for examples of a user; None: it follows from their targets.
 
     Raises:
         ConfigError: As `make_source`; or `data.classes` is set for a task without classes to choose.
     """
     source = make_source(config, resize, reader)
+    if isinstance(source, OwnData):
+        source = source.of_task(goal)
     if config.classes is None or hasattr(source, "classes"):
         return source
     if task_of(source) not in CLASSES:
@@ -203,6 +216,8 @@ def source_of(config: DataConfig, resize: Resize = "squash", reader: Reader | No
             f"data.classes: {config.name!r} is for {task_of(source)}, which needs all of its classes; "
             f"leave it out"
         )
+    if isinstance(source, OwnData):
+        return source.of_classes(choose_classes(config.classes, source.scan().classes))
     return ChosenClasses(source=source, classes=config.classes)
 
 
@@ -228,6 +243,16 @@ class ChosenClasses:
         return str(getattr(self.source, "resize", "squash"))
 
     @property
+    def said(self) -> str:
+        """The sentence of the other reader about its columns; empty: none."""
+        return str(getattr(self.source, "said", ""))
+
+    def place(self, key: str) -> str:
+        """Words for a sample, for messages, as of the other reader. Args: key: that of the listing."""
+        place = getattr(self.source, "place", None)
+        return str(place(key)) if place else f"text {key} of {self.name}"
+
+    @property
     def sparse(self) -> bool:
         """Whether domains need not have samples of every class."""
         return bool(getattr(self.source, "sparse", False))
@@ -250,6 +275,7 @@ class ChosenClasses:
             test=whole.test[rows],
             fingerprint=self.fingerprint(),
             owners=None if whole.owners is None else [whole.owners[row] for row in rows.tolist()],
+            splits=None if whole.splits is None else whole.splits[rows],
         )
 
     @property

@@ -135,6 +135,17 @@ class OwnData:
             return replace(self, pieces=tuple(floats))
         return self
 
+    def of_classes(self, names: Sequence[str]) -> OwnData:
+        """The examples of some classes. Args: names: of the classes, in the order of their outputs."""
+        labels, classes = self._labels
+        order, pieces, first = Order(tuple(names), matters=True), [], 0
+        for piece in self.pieces:
+            own = np.array([classes[label] for label in labels[first : first + len(piece.targets)]])
+            first += len(own)
+            if (kept := np.isin(own, names)).any():
+                pieces.append(replace(piece, inputs=piece.inputs[kept], targets=own[kept], order=order))
+        return replace(self, pieces=tuple(pieces))
+
     def check_task(self, task: str | None) -> None:
         """Check that the values of the targets can be what they were taken for.
 
@@ -373,6 +384,10 @@ def own_data(
     if (table := table_of(value)) is not None:
         found = read_columns(table, columns or {}, task)
         pieces = tuple(_of_columns(found))
+    elif columns:
+        raise DataError(
+            f"columns: {shown(columns)} name columns of a table, and the data are none; leave them out"
+        )
     else:
         pieces = tuple(_pieces(value))
     if not pieces:

@@ -6,6 +6,7 @@ refused, and so is a column that can be no input; which columns are used is said
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from rayfed.data.listing import SUFFIXES, is_missing, name_in_text, named_in_one
 from rayfed.data.user_values import Array, is_arrow, is_number, numbers_or_images, stored, texts_of_bytes
 from rayfed.errors import DataError, one_line, shown, unknown
 from rayfed.objective import REGRESSION
+
+log = logging.getLogger(__name__)
 
 USUAL = {
     "client": ("client", "client_id", "user", "writer_id", "owner"),
@@ -107,7 +110,14 @@ class Columns:
         names = [self.named[part] for part in there]
         for part, name in self.named.items():
             named_in_one_way(list(self.keys[name]), part, name)
-        for key, rows in self.keys.groupby(names, sort=True, observed=True).indices.items():
+        try:
+            grouped = self.keys.groupby(names, sort=True, observed=True).indices
+        except TypeError as err:
+            raise DataError(
+                f"data: the values of {' and '.join(map(repr, names))} cannot be sorted ({one_line(err)}); "
+                "make them texts or numbers"
+            ) from err
+        for key, rows in grouped.items():
             own = dict(zip(there, key if isinstance(key, tuple) else (key,), strict=True))
             texts = {part: name_in_text(own[part]) if part in own else None for part in KEYS}
             group = OwnRows(**texts, rows=rows)
@@ -185,6 +195,10 @@ def read_columns(frame: Any, columns: Mapping[str, Any], task: str | None = None
     Raises:
         DataError: A column does not exist, is there twice, or holds what it cannot; names column and row.
     """
+    if not isinstance(columns, Mapping):
+        raise DataError(
+            f"columns: {shown(columns)} is no dict; give the names of columns, such as {{'target': NAME}}"
+        )
     names = list(frame.columns)
     chosen = _chosen(frame, columns)
     target: Any = chosen["target"]
@@ -334,8 +348,31 @@ def _inputs(frame: Any, wanted: Any, free: Sequence[Any], place: str = "data") -
         if (kind := kind_of(frame[name])) != "numbers":
             raise DataError(f"{place}: column {str(name)!r} holds {_in_words(frame[name], kind)}")
         _check_complete(frame, name, "value", place)
-    parts = [np.asarray(_number_column(frame, name), dtype=np.float32) for name in used]
+    parts = [_in_floats(_number_column(frame, name), name, place) for name in used]
     return used, np.stack(parts, axis=1)
+
+
+MOST_LOOKED_AT = 10_000
+"""Rows of a column of numbers of which different values are counted."""
+
+
+def _in_floats(values: Array, name: Any, place: str) -> Array:
+    """A column of numbers as float32; a warning where most of its different values become equal by that.
+
+    Args:
+        values: The numbers.
+        name: Name of the column.
+        place: What names the table in messages.
+    """
+    floats = np.asarray(values, dtype=np.float32)
+    first, rounded = (len(np.unique(each[:MOST_LOOKED_AT])) for each in (values, floats))
+    if 2 * rounded < first:
+        log.warning(
+            "%s: column %r has %d different values in its first %d rows, and %d as float32; subtract its "
+            "smallest one, or divide it into several columns",
+            *(place, str(name), first, len(values[:MOST_LOOKED_AT]), rounded),
+        )
+    return floats
 
 
 ADVICE = {

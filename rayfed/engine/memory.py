@@ -6,7 +6,6 @@ other data (`evaluation.model_of`) must have been trained on classes that fit.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
+from rayfed.models.deep_copy import deep_copy
 from rayfed.objective import LANGUAGE_MODELING, Objective
 from rayfed.tuning.base import trainable
 from rayfed.types import num_bytes
@@ -91,7 +91,8 @@ def _with_zeros(model: Backbone) -> Backbone:
         zeros[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         zeros[id(buffer)] = torch.zeros(buffer.shape, dtype=buffer.dtype)
-    return copy.deepcopy(model, zeros)
+    copied: Backbone = deep_copy(model, zeros)
+    return copied
 
 
 def _operations(model: Backbone, rows: int, keeps_features: bool) -> int:

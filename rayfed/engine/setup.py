@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayfed.client_facts import RowTable, Splits
+from rayfed.columns import check_metrics
 from rayfed.config.design import Design
 from rayfed.data import load
 from rayfed.data.augmentation import check_images
@@ -66,6 +66,7 @@ from rayfed.heterogeneity.capacity import assign, assign_ranks, sizes_of
 from rayfed.heterogeneity.faults import check_attack, plan_faults
 from rayfed.models.backbone import Backbone
 from rayfed.models.build import build_backbone
+from rayfed.models.deep_copy import deep_copy
 from rayfed.models.examine import examine
 from rayfed.models.fit_network import first_pass, fit, loss_of
 from rayfed.models.shared_weights import skeleton
@@ -366,6 +367,8 @@ def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
     """The task, after a check that method, tuning, changes of images and attacks are for it."""
     of_data = objective(dataset.task)
     goal = design.goal or of_data
+    if isinstance(goal, OwnObjective):
+        check_metrics(goal.given)
     if isinstance(goal, OwnObjective) and of_data.tokens:
         goal = goal.of_texts(of_data)
     if isinstance(source := make_source(design.data, reader=design.reader), OwnData):
@@ -505,9 +508,10 @@ def _batch_of(
 def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
     """A copy of a model; built anew where a part of it cannot be copied."""
     try:
-        return copy.deepcopy(model)
+        copied: Backbone = deep_copy(model)
     except Exception:
         return build()
+    return copied
 
 
 def _check_pass(

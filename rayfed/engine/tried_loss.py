@@ -5,11 +5,11 @@ What does not is computed for all examples of a test set at once, and its gradie
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.devices import HOST
 from rayfed.engine.built_once import Built
-from rayfed.errors import ConfigError
+from rayfed.errors import ConfigError, one_line, place_of, shown
 from rayfed.executors.worker import World, converter
 from rayfed.models.backbone import Backbone
-from rayfed.objective import Objective, OwnObjective
+from rayfed.models.deep_copy import deep_copy
+from rayfed.objective import Objective, OwnObjective, Task
 from rayfed.seeds import derive, use_seed
 
 TRIED = 16
@@ -90,12 +91,14 @@ def known_goal(world: World, model: Built, dataset: Dataset, partition: Partitio
     """The task, with what was tried of the loss and the metrics of a user.
 
     Raises:
-        ConfigError: A score needs more outputs at once than can be kept.
+        ConfigError: A score needs more outputs at once than can be kept, or a function has a state.
     """
     goal = world.objective
     if model.tried is None or not isinstance(goal, OwnObjective):
         return goal
-    goal = goal.with_kinds(kinds_of(goal, *model.tried, _some_targets(world, dataset, partition)))
+    targets = _some_targets(world, dataset, partition)
+    writes = check_functions(goal.given, *model.tried, targets)
+    goal = goal.with_known(kinds_of(goal, *model.tried, targets), writes)
     check_outputs(goal, model.tried[0], _scored_examples(partition))
     return goal
 
@@ -176,9 +179,124 @@ def check_outputs(goal: Objective, output: Tensor, examples: int) -> None:
         )
 
 
-def _copied(of: Function) -> Function:
+def check_functions(task: Task, output: Tensor, y: Tensor, targets: Tensor) -> frozenset[str]:
+    """Check that the functions of a user hold nothing that a call changes, or that should be trained.
+
+    Each is called with some outputs, and then with the same ones again.
+
+    Args:
+        task: The loss and the metrics. They are copied: those with a state keep theirs.
+        output: As of `kinds_of`.
+        y: As of `kinds_of`.
+        targets: As of `kinds_of`.
+
+    Returns:
+        Names of those that write into the outputs or the targets that they get; `loss` is that of the loss.
+
+    Raises:
+        ConfigError: One returns something else the second time, or has own parameters.
+    """
+    named: dict[str, Any] = {"loss": task.loss, **task.metrics, **task.over_set}
+    with use_seed(0):
+        tried = list(_draws(output, y, targets))
+    writes = set()
+    for name, of in named.items():
+        own, found = _copied(of), []
+        where = "task.loss" if name == "loss" else f"task: the metric {name!r}"
+        for _ in range(2):
+            with use_seed(0):
+                for each in tried:
+                    value, wrote, trains = _call(own, name == "loss", *each)
+                    found.append(value)
+                    writes |= {name} if wrote else set()
+                    if trains:
+                        raise ConfigError(
+                            f"{where} has parameters of its own, which no optimizer of a client trains; make "
+                            "them a part of the network, or freeze them with requires_grad_(False)"
+                        )
+        if name in task.over_set:
+            _check_number(where, found)
+        first, again = found[: len(tried)], found[len(tried) :]
+        if not all(_same(one, other) for one, other in zip(first, again, strict=True)):
+            raise ConfigError(
+                f"{where} returns something else when it is called again with the same outputs, so that a "
+                "score depends on who was scored before; let it depend on outputs and targets alone"
+            )
+    return frozenset(writes)
+
+
+def _check_number(where: str, found: list[Any]) -> None:
+    """Check that a metric over a set returns a number. Args: where: its name. found: what it returned.
+
+    Raises:
+        ConfigError: It returns something else, or fails for all outputs with which it was tried.
+    """
+    if all(isinstance(value, Exception) for value in found):
+        what = f"{type(found[0]).__name__}: {one_line(found[0])}{place_of(found[0])}"
+        raise ConfigError(f"{where} failed for {MOST} examples: {what}")
+    for value in found:
+        try:
+            float("nan") if isinstance(value, Exception) else float(value)
+        except (TypeError, ValueError, RuntimeError) as err:
+            raise ConfigError(
+                f"{where} returned {shown(value)}; return one number for all examples, or NaN where they "
+                "define none"
+            ) from err
+
+
+def _call(of: Function, trains: bool, output: Tensor, y: Tensor) -> tuple[Any, bool, bool]:
+    """The value of a function, whether it wrote into what it got, and whether other tensors would train.
+
+    Where it fails, its exception takes the place of a value.
+
+    Args:
+        of: The function.
+        trains: Its value is what training makes small.
+        output: Outputs, shape (B, ...).
+        y: Targets, shape (B, ...).
+    """
+    with torch.enable_grad():
+        start = output.detach().clone().requires_grad_(trains)
+        outputs, targets = start.clone(), y.clone()
+        before = outputs._version, targets._version
+        try:
+            value = of(outputs, targets)
+        except Exception as err:  # such as of outputs that are no shares; the first pass has shown others
+            return err, False, False
+        wrote = before != (outputs._version, targets._version)
+        if not isinstance(value, Tensor):
+            return value, wrote, False
+        leaves = _leaves(value) if trains else []
+        return value.detach().clone(), wrote, any(leaf is not start for leaf in leaves)
+
+
+def _leaves(value: Tensor) -> list[Tensor]:
+    """The tensors for which a backward pass from a value would compute gradients."""
+    todo, seen, leaves = [value.grad_fn], set(), []
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaves += [node.variable] if hasattr(node, "variable") else []
+        todo += [other for other, _ in node.next_functions]
+    return leaves
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values that a function returned are equal but for rounding; NaN equals NaN."""
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return type(one) is type(other)
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return bool(one == other or (one != one and other != other))
+    return one.shape == other.shape and bool(
+        torch.isclose(one.float(), other.float(), rtol=TOLERANCE, equal_nan=True).all()
+    )
+
+
+def _copied(of: Any) -> Any:
     with suppress(Exception):  # some objects cannot be copied
-        return copy.deepcopy(of)  # a plain function is not copied by this
+        return deep_copy(of)
     return of
 
 
@@ -204,7 +322,7 @@ def _kind(of: Function, tried: list[tuple[Tensor, Tensor]]) -> str:
 def _kind_of_draw(of: Function, output: Tensor, y: Tensor) -> str:
     """`row`, `mean` or `set`; empty: the function has no finite value here."""
     try:
-        whole = of(output, y)
+        whole = of(output, y).float()  # a copy of what it gets, as `OwnObjective.functions` are
     except Exception:  # such as of outputs that are no shares; the first pass has shown the usual ones
         return ""
     if not bool(torch.isfinite(whole).all()):
@@ -212,7 +330,7 @@ def _kind_of_draw(of: Function, output: Tensor, y: Tensor) -> str:
     kind = "mean" if whole.ndim == 0 else "row"
     for size in {1, 3, math.ceil(len(y) / 2)}:
         try:
-            parts = [of(o, t) for o, t in zip(output.split(size), y.split(size), strict=True)]
+            parts = [of(o, t).float() for o, t in zip(output.split(size), y.split(size), strict=True)]
         except Exception:  # it needs several rows
             return "set"
         if any(part.ndim != whole.ndim for part in parts):
@@ -221,7 +339,7 @@ def _kind_of_draw(of: Function, output: Tensor, y: Tensor) -> str:
             again, same = torch.cat(parts), whole
         else:
             weights = torch.tensor([len(t) / len(y) for t in y.split(size)])
-            again, same = (torch.stack(parts).float() * weights).sum(), whole.float()
+            again, same = (torch.stack(parts) * weights).sum(), whole
         if again.shape != same.shape or not _equal(again, same):
             return "set"
     return kind

@@ -16,7 +16,7 @@ from rayfed.columns import is_larger_better
 from rayfed.evaluation.test_sets import EvaluationSet
 from rayfed.federation.client_tasks import BY_CLASS, OUTPUT, TARGET, over_set
 from rayfed.federation.cohort import Answer, Ledger
-from rayfed.objective import METRICS, NUM, Classification, LanguageModeling, Objective
+from rayfed.objective import NUM, Classification, LanguageModeling, Objective
 from rayfed.types import ServerState, Update
 
 PERPLEXITY = "perplexity"
@@ -164,7 +164,7 @@ def score_of(metrics: Mapping[str, float], goal: Objective, num: int) -> Score:
         num: Number of examples.
     """
     main = goal.metric
-    more = {name: value for name, value in metrics.items() if name not in {*METRICS, "loss", NUM}}
+    more = {name: value for name, value in metrics.items() if name not in {main, "loss", NUM}}
     return Score(
         value=metrics.get(main),
         loss=metrics["loss"],

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayfed import user_objects
+from rayfed.columns import check_metrics
 from rayfed.config.check_keys import plain
 from rayfed.config.compose import choices
 from rayfed.errors import ConfigError, shown
@@ -253,6 +254,7 @@ def task(value: Any) -> dict[str, Any]:
         ConfigError: It is neither.
     """
     if isinstance(value, Task):
+        check_metrics(value)
         functions = [value.loss, *value.metrics.values(), *value.over_set.values()]
         digest = user_objects.text_digest(
             "".join(map(user_objects.source_digest, functions)) + repr((value.smaller, value.percent))

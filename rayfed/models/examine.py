@@ -106,6 +106,8 @@ def examine(
     still = fresh().note(Behaviour(moves=frozenset(travels), put_back=tuple(back)))
     again = AGAIN if small else 1
     _check_repeats(still, [batches[0][0], *(x for x, _ in more)], again, derive(seed, "again"))
+    if kept := [*(n for n in map(global_name, back) if not n.endswith("num_batches_tracked")), *attributes]:
+        _check_begins_once(still, batches[0][0], kept, derive(seed, "begin"))
     rows = _rows(batches)
     mixes = dict.fromkeys((True, False), False)
     varies = False
@@ -214,6 +216,50 @@ def _check_repeats(model: Backbone, inputs: list[Tensor], times: int, seed: int)
 
 
 @torch.no_grad()
+def _check_begins_once(model: Backbone, x: Tensor, put_back: list[str], seed: int) -> None:
+    """Check that trained parameters stay as they were sent where something is put back before each call.
+
+    A layer that takes its start values from the first batch, and remembers that it did, would do so in each
+    call of a client, and in each score.
+
+    Args:
+        model: A copy of the tuned model, with values.
+        x: A batch.
+        put_back: Names of what is put back.
+        seed: Of the random numbers of its passes.
+
+    Raises:
+        ConfigError: What a pass writes into a trained parameter depends on what is put back.
+    """
+    begin = _Start(model)
+    entries = {name: entry for name, entry in model.tensors().items() if entry.is_trained}
+    sent = {name: entry.tensor + 1 for name, entry in entries.items()}
+
+    def written() -> dict[str, int]:
+        """The parameters that were sent, after a pass."""
+        for name, entry in entries.items():
+            entry.tensor.copy_(sent[name])
+        with use_seed(seed):
+            _no_grad(model, x)
+        return {name: print_of(entry.tensor) for name, entry in entries.items() if not entry.is_buffer}
+
+    for training in (True, False):
+        begin()
+        model.train(training)
+        first = written()
+        if all(printed == print_of(sent[name]) for name, printed in first.items()):
+            continue
+        later = written()  # what would be put back before the next call is as the first pass left it
+        if other := [name for name, printed in first.items() if printed != later[name]]:
+            raise ConfigError(
+                f"model: passes of {model.label!r} write into the trained {other[0]} until {put_back[0]!r} "
+                "says that it was done, which is put back before each call of a client, so that it would be "
+                "done again; pass a batch through the network before you hand it over"
+            )
+    begin()
+
+
+@torch.no_grad()
 def _no_grad(model: Backbone, x: Tensor) -> None:
     model.forget()
     model(x.clone())
@@ -274,29 +320,42 @@ def _fixed(model: Backbone) -> Iterator[tuple[str, Tensor]]:
 
 def _attributes(model: Backbone) -> Iterator[tuple[str, bytes]]:
     """Digests of the attributes of modules that are neither tensors of it nor modules, by name."""
+    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for prefix, module in modules_with_attributes(model):
         for name, value in vars(module).items():
             if name in OF_TORCH or isinstance(value, nn.Module | nn.Parameter):
                 continue
             path = prefix.removeprefix("body.").removeprefix("body")
-            yield f"{path}.{name}" if path else name, _digest_of(value)
+            yield f"{path}.{name}" if path else name, _digest_of(value, own)
 
 
-def _digest_of(value: Any) -> bytes:
-    """A digest that another value has not; what cannot be written is compared by identity."""
+def _digest_of(value: Any, own: set[int]) -> bytes:
+    """A digest that another value has not; what cannot be written is compared by identity.
+
+    Args:
+        value: An attribute, such as a function that uses layers.
+        own: Identities of the modules and tensors of the network, which are looked at elsewhere.
+    """
     try:
-        data = repr(print_of(value)).encode() if isinstance(value, Tensor) else _written(value)
+        data = repr(print_of(value)).encode() if isinstance(value, Tensor) else _written(value, own)
     except Exception:
         data = str(id(value)).encode()
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _written(value: Any) -> bytes:
-    """An object as bytes, in which a random stream of torch is its state, and not also its memory."""
+def _written(value: Any, own: set[int]) -> bytes:
+    """An object as bytes, in which a random stream of torch is its state, and not also its memory.
+
+    Args:
+        value: The object.
+        own: As of `_digest_of`; they are a name only.
+    """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
+            if id(obj) in own:
+                return str, (type(obj).__name__,)
             if isinstance(obj, torch.Generator):
                 return bytes, (obj.get_state().numpy().tobytes(),)
             return super().reducer_override(obj)

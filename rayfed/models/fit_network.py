@@ -49,10 +49,11 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
             names the line of the user's code.
     """
     network = _with_own_values(network, seed)
-    net = network.net(seed).eval()
+    net = network.net(seed)
+    passed = _another(network, net, seed).eval()  # what a first pass changes stays at its start in `net`
     hints = network.said
-    call = net if hints.features is None else getattr(net, hints.features)
-    before = _names_of_tensors(net)
+    call = passed if hints.features is None else getattr(passed, hints.features)
+    before = _names_of_tensors(passed)
     try:
         with torch.no_grad(), every_layer_called(), use_seed(derive(seed, "fit")):
             returned = call(x.clone())
@@ -62,7 +63,7 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
             f"model: {network.label!r} does not take inputs of shape {shape}: {type(err).__name__}: "
             f"{one_line(err)}{place_of(err) or network.place}{_about_whole_numbers(x)}"
         ) from err
-    _check_nothing_made(network, net, before)
+    _check_nothing_made(network, passed, before)
     try:
         output = output_of(returned)
     except TypeError as err:
@@ -432,7 +433,13 @@ def first_pass(
             f"model: the loss does not depend on any trained parameter of {where}; does it compute under "
             f"torch.no_grad(), or does it train nothing?{_about_head(model)}"
         )
-    loss.backward()
+    try:
+        loss.backward()
+    except Exception as err:
+        what = f"{type(err).__name__}: {one_line(err)}{place_of(err)}"
+        raise ConfigError(
+            f"task: no gradient of the loss of {objective.task!r} can be computed for {where}: {what}"
+        ) from err
     unused = [
         n for n, e in model.tensors().items() if e.is_trained and not e.is_buffer and e.tensor.grad is None
     ]

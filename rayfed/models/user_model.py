@@ -7,7 +7,6 @@ own, except that those of blocks begin with `blocks.<j>.` and those of the head 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rayfed import user_objects
 from rayfed.errors import ConfigError, one_line, place_of, shown, unknown
 from rayfed.models.backbone import Backbone, NoHead
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
+from rayfed.models.deep_copy import deep_copy
 from rayfed.registry import import_object
 from rayfed.seeds import derive, use_seed
 
@@ -144,6 +144,13 @@ class OwnNet(nn.Module):
         with every_layer_called():
             return output_of(call(x.clone()))
 
+    def train(self, mode: bool = True) -> OwnNet:
+        """As of nn.Module; evaluation mode is what the network's own `eval()` makes of it."""
+        super().train(mode)
+        if not mode and _overrides(self.body, "eval"):
+            self.body.eval()
+        return self
+
     def after_blocks(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Features from tokens between the blocks, by what follows the blocks.
 
@@ -154,6 +161,11 @@ class OwnNet(nn.Module):
         with self.blocks.replaced(tokens):
             features: Tensor = self(x)
         return features
+
+
+def _overrides(module: nn.Module, name: str) -> bool:
+    """Whether a module, or its class, has another method in place of that of nn.Module."""
+    return name in vars(module) or getattr(type(module), name) is not getattr(nn.Module, name)
 
 
 class _Blocks(BlockStack):
@@ -218,8 +230,9 @@ class OwnBackbone(Backbone):
         super().refresh()
         fixed = self._fixed()
         self._trains_whole = all(p.requires_grad or n in fixed for n, p in self.named_parameters())
-        own = [module for module in self.net.modules() if type(module).train is not nn.Module.train]
-        self._has_own_modes = bool(own)
+        self._has_own_modes = any(_overrides(module, "train") for module in self.net.modules())
+        body: nn.Module = self.net.body  # type: ignore[assignment]
+        self._has_own_modes |= _overrides(body, "eval")  # torch calls that of the network alone
 
     @property
     def has_own_modes(self) -> bool:
@@ -256,7 +269,7 @@ class OwnBackbone(Backbone):
 
     def deployed(self) -> nn.Module:
         """A copy of the user's network, with its head and the present values."""
-        whole = copy.deepcopy(self)
+        whole: OwnBackbone = deep_copy(self)
         body: nn.Module = whole.net.body  # type: ignore[assignment]
         if self.place is not None:
             body.set_submodule(self.place, whole.head)
@@ -408,7 +421,8 @@ def copy_network(net: nn.Module, values: bool) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
     for buffer in net.buffers():
         memo[id(buffer)] = buffer.detach().clone() if values else torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(net, memo)
+    copied: nn.Module = deep_copy(net, memo)
+    return copied
 
 
 def register(value: Any) -> str:

@@ -21,7 +21,6 @@ from rayfed.columns import (
     scale_of,
     share_of,
 )
-from rayfed.objective import METRICS
 from rayfed.record.readers import ROWS
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.report import style
@@ -62,8 +61,9 @@ def _scores(run: RecordedRun, *exchanges: str) -> Rows:
     return [r for r in run.rows("clients") if r["exchange"] in exchanges and r["value"] is not None]
 
 
-def _metric(rows: Rows) -> str | None:
-    return next((row["metric"] for row in rows if row["metric"] in METRICS), None)
+def _metric(run: RecordedRun, rows: Rows) -> str | None:
+    """The metric of a run; None: no row is one of it."""
+    return run.metric if any(row["metric"] == run.metric for row in rows) else None
 
 
 @style.in_style
@@ -74,7 +74,7 @@ def score_by_domain(run: RecordedRun) -> style.Drawing | None:
     no domain was scored.
     """
     rows = _scores(run, *BY_DOMAIN)
-    metric = _metric(rows)
+    metric = _metric(run, rows)
     if metric is None:
         return None
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -168,7 +168,7 @@ def _extremes(run: RecordedRun, model: str, metric: str, domain: str) -> list[tu
 def score_by_client(run: RecordedRun) -> style.Drawing | None:
     """Metric of every client after the last evaluated round, in ascending order; one panel a model."""
     rows = _scores(run, BY_CLIENT)
-    metric = _metric(rows)
+    metric = _metric(run, rows)
     if metric is None:
         return None
     last = max(row["round"] for row in rows)

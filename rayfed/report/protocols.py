@@ -32,7 +32,6 @@ from rayfed.columns import (
 )
 from rayfed.config.variants import BASE, LOCAL_STEPS, NEW, differing_values
 from rayfed.errors import count_of
-from rayfed.objective import METRICS
 from rayfed.record.recorded_run import NO_CLIENT, RecordedRun, Ties
 from rayfed.report.final_table import LAST_ROUND, cut_notes, head_notes, of_drawn, own_tensors
 from rayfed.report.method_runs import MethodRuns
@@ -109,7 +108,7 @@ def scores(run: RecordedRun, row: Row) -> tuple[dict[str, float], dict[str, floa
         `evaluation.personal_split`, if scored; comprehensive: unweighted mean over all domains, the held-out
         one included, with `clients`.
     """
-    now = [score for score in run.scores_at(row["round"]) if score["metric"] in METRICS]
+    now = [score for score in run.scores_at(row["round"]) if score["metric"] == run.metric]
 
     def values(exchange: str, model: str) -> dict[str, float]:
         mine = [r for r in now if r["exchange"] == exchange and r["model"] == model]

@@ -393,6 +393,16 @@ class PartlyFrozen(Own):
         return self
 
 
+class OwnEvaluation(Own):
+    """The first BatchNorm uses the batch in evaluation, too."""
+
+    def eval(self) -> OwnEvaluation:
+        """Choose the mode of all layers but one."""
+        super().eval()
+        self.norm.train()
+        return self
+
+
 class DropoutBesideFrozen(Own):
     """Dropout and a BatchNorm of which nothing trains, after a frozen layer and before one that trains."""
 
@@ -484,6 +494,7 @@ OWN = {
     "streams of Python and NumPy": Case(Random, "rows"),
     "blocks in an order of its own": Case(Blocks, "rows"),
     "its own train()": Case(PartlyFrozen),
+    "its own eval()": Case(OwnEvaluation),
     "dropout beside a frozen part": Case(DropoutBesideFrozen),
     "statistics of the batch": Case(BatchStatistics, "rows"),
     "a hook at the outputs": Case(ScaledGradient),

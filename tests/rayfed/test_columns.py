@@ -59,11 +59,11 @@ def test_the_metrics_are_those_of_the_tasks():
         assert known.pooled == (task.metric in task.over_set)
 
 
-def test_a_metric_that_is_known_is_not_learned_again(monkeypatch):
+def test_of_a_metric_of_a_user_the_last_description_counts(monkeypatch):
     monkeypatch.setattr(objective, "METRICS", {"accuracy": Metric()})
     learn({"metric": "accuracy"})  # of a file that was damaged
-    learn({"metric": "error", "larger": False, "percent": False})
     learn({"metric": "error", "larger": True, "percent": True})
+    learn({"metric": "error", "larger": False, "percent": False})
     assert {"accuracy": Metric(), "error": Metric(larger=False, percent=False)} == objective.METRICS
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import rayfed
+from rayfed.columns import BEGINNINGS, COLUMNS, check_metrics, is_larger_better
 from rayfed.errors import ConfigError
 from rayfed.executors import worker
 from rayfed.models.backbone import samples_of
@@ -176,3 +178,29 @@ def test_only_tasks_with_one_class_for_each_example_are_classification():
         Objective()
     found = {name for name, each in OBJECTIVES.items() if isinstance(each, Classification)}
     assert found == {"classification", "next_character", "text_classification", "language_modeling"}
+
+
+def test_a_metric_has_a_name_that_no_other_column_of_results_has():
+    written = {column.pattern for column in COLUMNS if "{}" not in column.pattern}
+    free = {"perplexity", "macro_f1", "mcc"}  # which no task of a user has besides
+    for name in sorted(written - free) + [f"{begin}a" for begin in BEGINNINGS]:
+        with pytest.raises(ConfigError, match=r"task\.metrics: .* of another column"):
+            check_metrics(Task(loss=torch.sub, metrics={name: torch.sub}))
+    for name in ("", " ", "two\nlines", 3):
+        with pytest.raises(ConfigError, match="is no text that can be printed"):
+            check_metrics(Task(loss=torch.sub, metrics={name: torch.sub}))
+    with pytest.raises(ConfigError, match="'m' is there twice"):
+        check_metrics(Task(loss=torch.sub, metrics={"m": torch.sub}, over_set={"m": torch.dist}))
+    with pytest.raises(ConfigError, match="'val_m' is, or begins as"):
+        rayfed.Experiment(task=Task(loss=torch.sub, metrics={"val_m": torch.sub})).config()
+    check_metrics(
+        Task(loss=torch.sub, metrics={"accuracy": torch.sub, "worst_group": torch.sub, "mcc": torch.sub})
+    )
+
+
+def test_the_direction_of_a_metric_is_that_of_its_last_task():
+    for smaller in ((), ("points",), ()):
+        OwnObjective(Task(loss=torch.sub, metrics={"points": torch.sub}, smaller=smaller))
+        assert is_larger_better("points") == (not smaller)
+    OwnObjective(Task(loss=torch.sub, metrics={"mae": torch.sub}))
+    assert not is_larger_better("mae")  # as every reader expects

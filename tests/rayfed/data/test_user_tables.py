@@ -236,10 +236,15 @@ def test_a_client_that_is_the_index_is_not_lost():
         ({"target": 3}, "columns.target: 3 does not exist"),
         ({"input": "label"}, "columns.input: 'label' is the target"),
         ({"input": ["a", "label"]}, "columns.input: 'label' is the target"),
+        (["label"], "columns: ['label'] is no dict"),
     ],
 )
 def test_columns_that_cannot_be_are_one_line(columns, words):
     refused(BASE, words, columns=columns)
+
+
+def test_columns_of_what_is_no_table_are_refused():
+    refused({"p": (BASE[["a"]], BASE["label"])}, "columns: {'target': 'a'} name", columns={"target": "a"})
 
 
 def test_columns_with_numbers_as_names_are_named_by_numbers():
@@ -262,6 +267,29 @@ def test_two_columns_that_could_be_targets_or_clients_are_asked_for():
 def test_names_that_look_alike_are_refused(column, pair):
     frame = BASE.assign(**{column: pd.Series(list(pair) * 6, dtype=object)})
     refused(frame, f"in column {column!r}, and have one name")
+
+
+class Thing:
+    """A name without an order."""
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([("a", 1), ("a", 2)], "column 'client' holds ('a', 1); a client is a text or a number"),
+        ([frozenset("a"), frozenset("b")], "column 'client' holds frozenset({'a'}); a client is"),
+        ([Thing(), Thing()], "the values of 'client' cannot be sorted"),
+    ],
+)
+def test_names_that_are_no_texts_and_no_numbers_are_refused(names, words):
+    refused(BASE.assign(client=pd.Series(names * 6, dtype=object)), words)
+
+
+@pytest.mark.parametrize("values", [np.arange(12) + 1e9, np.arange(12) + 2**60, -1e9 - np.arange(12)])
+def test_numbers_that_become_equal_as_float32_are_said(values, caplog):
+    own_data(BASE.assign(a=values, b=values - values[0]))
+    [said] = caplog.messages
+    assert "column 'a' has 12 different values in its first 12 rows, and " in said
 
 
 def test_names_in_bytes_are_text():

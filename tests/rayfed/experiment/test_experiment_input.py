@@ -258,6 +258,21 @@ def test_a_run_with_relative_paths_is_continued_from_any_folder(tmp_path, monkey
         rayfed.Experiment.from_overrides(["rounds=1"], "r/config.yaml").resume("r")
 
 
+def test_the_folder_of_a_model_is_found_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/tiny", "./models/tiny", f"{tmp_path}/models/tiny"):
+        new = load_config([f"model=hf/{name}", "data=jsonl"])
+        assert new.model.name == f"hf/{tmp_path}/models/tiny"
+    assert load_config(["model=hf/models/other", "data=jsonl"]).model.name == "hf/models/other"  # on the hub
+    old = to_dict(new)
+    old["model"]["name"] = "hf/models/tiny"  # as earlier versions wrote it
+    assert [*config_changes(old, to_dict(new))] == []
+    old["model"]["name"] = "hf/models/other"
+    assert [key for key, *_ in config_changes(old, to_dict(new))] == ["model.name"]
+
+
 @pytest.mark.parametrize("key", ["data.partition.file", "faults.trace", "model.weights"])
 def test_a_config_of_an_earlier_version_with_a_relative_path_is_the_same(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
