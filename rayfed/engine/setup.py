@@ -55,7 +55,7 @@ from rayfed.evaluation.test_sets import (
     with_domain_validation,
 )
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
-from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
+from rayfed.executors.worker_passes import GroupSize, check_group, pack_texts, quickest_passes
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
@@ -252,7 +252,9 @@ def prepare(config: Config, shared: Shared | None = None) -> Setup:
     _check_single_rows(config, world.train, partition, model.why_not_single)
     _check_train(config, parts, model, goal)
     check_base(world.train, bare)
-    train = replace(world.train, graphs=world.passes.graphs(world.train, parts, bare))
+    packs, padded = _packing(world, parts.local, goal, model.why_padded)
+    graphs = world.passes.graphs(world.train, parts, bare)
+    train = replace(world.train, graphs=graphs, pack_texts=packs)
     world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
     check_head(config.head, head, config.tuning["name"])
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
@@ -287,7 +289,7 @@ def prepare(config: Config, shared: Shared | None = None) -> Setup:
         dataset=dataset,
         group=group,
         head=head,
-        notes=_notes(world),
+        notes=(*_notes(world), *([padded] if padded else [])),
     )
 
 
@@ -296,6 +298,22 @@ def _notes(world: World) -> tuple[str, ...]:
     found = () if world.network is None else world.network.notes
     average = world.train.batch_norm == "average"
     return (*found, *(() if world.behaviour is None else world.behaviour.sentences(average)))
+
+
+def _packing(world: World, local: Local, goal: Objective, reason: str) -> tuple[bool, str]:
+    """Whether texts lie in one row, and a sentence for the header where the config wants it and they do not.
+
+    Args:
+        world: Has the config, and knows the passes.
+        local: Client half of the method.
+        goal: The task.
+        reason: Why the network cannot compute texts without pads; empty: it can.
+    """
+    if goal.tokens:
+        return pack_texts(world.train, reason or world.passes.why_method_padded(local, goal))
+    if world.train.pack_texts is True:
+        pack_texts(world.train, "the data set has no texts")
+    return False, ""
 
 
 def _with_validation(
@@ -353,7 +371,9 @@ def _model_key(world: World) -> tuple[object, ...]:
     train = world.train
     tried = world.shard if isinstance(world.objective, OwnObjective) else None
     rows = None if world.network is None else min(train.batch_size, MOST_EXAMINED)
-    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows
+    packs = (train.pack_texts, world.shard if world.objective.tokens else None)
+    ways = (train.checkpointing, train.compile, train.precision)
+    return *own, train.batch_norm, train.cache_features, *ways, tried, rows, *packs
 
 
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
@@ -376,7 +396,7 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
     dataset = open_dataset(world.shard)
     model = world.build()
     fresh = partial(_another, model, world.build)
-    why_not_single = ""
+    why_not_single = why_padded = ""
     if dataset.own or world.network is not None:
         batches = first_batches(world, partition, model)
         _check_pass(config, world, fresh(), batches)
@@ -386,6 +406,8 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
+        if config.train.pack_texts is not False:
+            why_padded = world.passes.why_padded(model.eval(), dataset.images, config.train)
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
         if has_trained_norms(model):
@@ -399,7 +421,8 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
     average = config.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
     why_alone = world.passes.why_alone(model)
-    return replace(built, why_not_single=why_not_single, why_alone=why_alone, tried=tried)
+    facts = {"why_not_single": why_not_single, "why_alone": why_alone, "why_padded": why_padded}
+    return replace(built, **facts, tried=tried)
 
 
 def _why_not_single(model: Backbone, x: Tensor) -> str:

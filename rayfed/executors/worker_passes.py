@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from rayfed.data.text import Inputs
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -20,6 +21,7 @@ from rayfed.federation.method_registry import Parts
 from rayfed.federation.passes import Passes
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
+from rayfed.objective import Objective
 from rayfed.types import Update
 
 FAST = "rayfed.fast"
@@ -47,6 +49,23 @@ class GroupSize:
             return f"{self.clients} clients share each forward and backward pass (train.group)"
         explains = self.why and not self.chosen
         return f"clients are trained one by one, because {self.why}" if explains else ""
+
+
+def pack_texts(train: TrainConfig, reason: str) -> tuple[bool, str]:
+    """The value of `train.pack_texts` for a task of texts, and a sentence for the header of a run.
+
+    Args:
+        train: Config of local optimization.
+        reason: Why texts have to be padded; empty: they need not be.
+
+    Raises:
+        ConfigError: The config asks for what is not possible here.
+    """
+    if train.pack_texts is True and reason:
+        raise ConfigError(f"train.pack_texts: true cannot be used here, because {reason}; leave it out")
+    if train.pack_texts is False or not reason:
+        return train.pack_texts is not False, ""
+    return False, f"batches of texts are padded (train.pack_texts), because {reason}"
 
 
 def check_group(train: TrainConfig, client_timeout: float | None) -> None:
@@ -105,6 +124,25 @@ class WorkerPasses(Passes):
         if train.graphs is True:
             raise ConfigError(f"train.graphs: true needs the package {FAST}; leave it out")
         return False
+
+    def why_padded(self, model: Backbone, inputs: Inputs, train: TrainConfig) -> str:
+        """Why a network cannot compute a batch of texts without pads; empty: it can.
+
+        Args:
+            model: The tuned model with its values, in evaluation mode.
+            inputs: The texts of the run.
+            train: Config of local optimization.
+        """
+        return f"the package {FAST} is not there"
+
+    def why_method_padded(self, local: Local, objective: Objective) -> str:
+        """Why a method needs what a network computes for pads; empty: it does not.
+
+        Args:
+            local: Its client half.
+            objective: The task.
+        """
+        return ""
 
     def prepare(self, model: Backbone, train: TrainConfig, device: str) -> None:
         """Change how the network of a worker computes, after `adjust_trunk`, on a device of this type."""
