@@ -55,7 +55,7 @@ from rayfed.evaluation.test_sets import (
     with_domain_validation,
 )
 from rayfed.executors.worker import Weights, World, adjust_trunk, converter
-from rayfed.executors.worker_passes import GroupSize, check_group, pack_texts, quickest_passes
+from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
@@ -252,8 +252,8 @@ def prepare(config: Config, shared: Shared | None = None) -> Setup:
     _check_single_rows(config, world.train, partition, model.why_not_single)
     _check_train(config, parts, model, goal)
     check_base(world.train, bare)
-    packs, padded = _packing(world, parts.local, goal, model.why_padded)
     graphs = world.passes.graphs(world.train, parts, bare)
+    packs, notes = world.passes.pack_texts(world.train, parts.local, goal, model.why_padded)
     train = replace(world.train, graphs=graphs, pack_texts=packs)
     world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
     check_head(config.head, head, config.tuning["name"])
@@ -289,7 +289,7 @@ def prepare(config: Config, shared: Shared | None = None) -> Setup:
         dataset=dataset,
         group=group,
         head=head,
-        notes=(*_notes(world), *([padded] if padded else [])),
+        notes=(*_notes(world), *notes),
     )
 
 
@@ -298,22 +298,6 @@ def _notes(world: World) -> tuple[str, ...]:
     found = () if world.network is None else world.network.notes
     average = world.train.batch_norm == "average"
     return (*found, *(() if world.behaviour is None else world.behaviour.sentences(average)))
-
-
-def _packing(world: World, local: Local, goal: Objective, reason: str) -> tuple[bool, str]:
-    """Whether texts lie in one row, and a sentence for the header where the config wants it and they do not.
-
-    Args:
-        world: Has the config, and knows the passes.
-        local: Client half of the method.
-        goal: The task.
-        reason: Why the network cannot compute texts without pads; empty: it can.
-    """
-    if goal.tokens:
-        return pack_texts(world.train, reason or world.passes.why_method_padded(local, goal))
-    if world.train.pack_texts is True:
-        pack_texts(world.train, "the data set has no texts")
-    return False, ""
 
 
 def _with_validation(
@@ -367,13 +351,12 @@ def parts_to_put_back(
 
 def _model_key(world: World) -> tuple[object, ...]:
     """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
-    own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
+    own: tuple[object, ...] = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
     tried = world.shard if isinstance(world.objective, OwnObjective) else None
     rows = None if world.network is None else min(train.batch_size, MOST_EXAMINED)
-    packs = (train.pack_texts, world.shard if world.objective.tokens else None)
-    ways = (train.checkpointing, train.compile, train.precision)
-    return *own, train.batch_norm, train.cache_features, *ways, tried, rows, *packs
+    own += (train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows)
+    return *own, *((train.pack_texts, train.compile, world.shard) if world.objective.tokens else ())
 
 
 def _goal(config: Config, parts: Parts, dataset: Dataset) -> Objective:
@@ -406,8 +389,7 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
-        if config.train.pack_texts is not False:
-            why_padded = world.passes.why_padded(model.eval(), dataset.images, config.train)
+        why_padded = world.passes.why_padded(model, dataset, config.train)
     elif world.objective.reads in CLASSES:
         _check_input(config.model, model)
         if has_trained_norms(model):
@@ -421,8 +403,8 @@ def _build(config: Config, world: World, partition: Partition) -> Built:
     average = config.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
     why_alone = world.passes.why_alone(model)
-    facts = {"why_not_single": why_not_single, "why_alone": why_alone, "why_padded": why_padded}
-    return replace(built, **facts, tried=tried)
+    built = replace(built, why_alone=why_alone, why_padded=why_padded)
+    return replace(built, why_not_single=why_not_single, tried=tried)
 
 
 def _why_not_single(model: Backbone, x: Tensor) -> str:

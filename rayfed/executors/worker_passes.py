@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from rayfed.data.text import Inputs
+from rayfed.data.shards import Dataset
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -49,23 +49,6 @@ class GroupSize:
             return f"{self.clients} clients share each forward and backward pass (train.group)"
         explains = self.why and not self.chosen
         return f"clients are trained one by one, because {self.why}" if explains else ""
-
-
-def pack_texts(train: TrainConfig, reason: str) -> tuple[bool, str]:
-    """The value of `train.pack_texts` for a task of texts, and a sentence for the header of a run.
-
-    Args:
-        train: Config of local optimization.
-        reason: Why texts have to be padded; empty: they need not be.
-
-    Raises:
-        ConfigError: The config asks for what is not possible here.
-    """
-    if train.pack_texts is True and reason:
-        raise ConfigError(f"train.pack_texts: true cannot be used here, because {reason}; leave it out")
-    if train.pack_texts is False or not reason:
-        return train.pack_texts is not False, ""
-    return False, f"batches of texts are padded (train.pack_texts), because {reason}"
 
 
 def check_group(train: TrainConfig, client_timeout: float | None) -> None:
@@ -125,12 +108,12 @@ class WorkerPasses(Passes):
             raise ConfigError(f"train.graphs: true needs the package {FAST}; leave it out")
         return False
 
-    def why_padded(self, model: Backbone, inputs: Inputs, train: TrainConfig) -> str:
-        """Why a network cannot compute a batch of texts without pads; empty: it can.
+    def why_padded(self, model: Backbone, dataset: Dataset, train: TrainConfig) -> str:
+        """Why a network cannot compute a batch of texts without pads; empty: it can, or need not.
 
         Args:
             model: The tuned model with its values, in evaluation mode.
-            inputs: The texts of the run.
+            dataset: The texts of the run.
             train: Config of local optimization.
         """
         return f"the package {FAST} is not there"
@@ -143,6 +126,30 @@ class WorkerPasses(Passes):
             objective: The task.
         """
         return ""
+
+    def pack_texts(
+        self, train: TrainConfig, local: Local, objective: Objective, reason: str
+    ) -> tuple[bool, tuple[str, ...]]:
+        """The value of `train.pack_texts`, and sentences for the header where texts are padded nevertheless.
+
+        Args:
+            train: Config of local optimization.
+            local: Client half of the method.
+            objective: The task.
+            reason: What `why_padded` says of the tuned model.
+
+        Raises:
+            ConfigError: The config asks for what is not possible here.
+        """
+        wish = train.pack_texts
+        why = reason or self.why_method_padded(local, objective)
+        if not objective.tokens:
+            why = "the data set has no texts"
+        if wish is True and why:
+            raise ConfigError(f"train.pack_texts: true cannot be used here, because {why}; leave it out")
+        if wish is False or not why or not objective.tokens:
+            return wish is not False and not why, ()
+        return False, (f"batches of texts are padded (train.pack_texts), because {why}",)
 
     def prepare(self, model: Backbone, train: TrainConfig, device: str) -> None:
         """Change how the network of a worker computes, after `adjust_trunk`, on a device of this type."""

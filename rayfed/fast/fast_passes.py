@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rayfed.data.shards import Dataset
 from rayfed.data.text import Inputs
 from rayfed.devices import CountedDraws, counting
 from rayfed.errors import DeviceMemoryError, RayFedError, ResourceError
@@ -66,10 +67,11 @@ class FastPasses(WorkerPasses):
     def graphs(self, train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
         return allowed_graphs(train, parts, model)
 
-    def why_padded(self, model: Backbone, inputs: Inputs, train: TrainConfig) -> str:
+    def why_padded(self, model: Backbone, dataset: Dataset, train: TrainConfig) -> str:
         from rayfed.fast.packed_texts import why_padded
 
-        return why_padded(model, inputs, train)
+        texts = dataset.images
+        return why_padded(model, texts, train) if train.pack_texts and isinstance(texts, Inputs) else ""
 
     def why_method_padded(self, local: Local, objective: Objective) -> str:
         from rayfed.fast.packed_texts import why_method_padded
