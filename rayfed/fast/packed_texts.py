@@ -6,9 +6,10 @@ attention sees its own text only, and features are those of each text. All other
 alone. So the row follows from the batch alone, and where a client runs changes no bit. It differs from a
 padded batch by rounding, and in training by what dropout draws, because no numbers are drawn for pads.
 
-Attention is computed for texts of similar lengths at once (`Layout`), which took less time than a mask for
-the whole row and than each text alone (benchmarks/results/packed_texts.md). Before a run `why_padded` tries
-with its own texts whether a network gives the same in both ways.
+Attention is computed for a few texts at once (`Layout`), with a mask that lets each see itself only. It took
+less time than one mask for the whole row, than each text alone, and than padding texts of similar lengths
+(benchmarks/results/packed_texts.md). Before a run `why_padded` tries with its own texts whether a network
+gives the same in both ways.
 
 Letters in shapes: B texts, L tokens of the longest one (rounded up), T of all texts, H heads of width d.
 """
@@ -17,16 +18,15 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.data.text import PAD, Inputs
 from rayfed.errors import one_line
@@ -40,8 +40,8 @@ from rayfed.objective import LANGUAGE_MODELING, Objective, OwnObjective
 NAME = "rayfed_packed"
 """Name of `attend` among the functions that compute attention in the library."""
 
-LIKE = 2
-"""Attention is computed at once for texts of which none is more than so many times as long as another."""
+MOST = 96
+"""Tokens of the texts whose attention is computed at once; a longer text is computed alone."""
 
 KNOWN = frozenset(("dropout", "scaling", "is_causal"))
 """Options of attention in the library that are handed on."""
@@ -86,42 +86,16 @@ class Collect(torch.autograd.Function):
         return Spread.apply(grad, places, ctx.size), None
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Texts of similar lengths, which are padded for attention only.
-
-    Attributes:
-        first: Where their tokens begin in a tensor with those of all parts.
-        texts: Number of texts.
-        length: Tokens of the longest one.
-        there: Where there are tokens, shape (texts, 1, 1, length); None: everywhere.
-    """
-
-    first: int
-    texts: int
-    length: int
-    there: Tensor | None
-
-    @property
-    def end(self) -> int:
-        """Where their tokens end."""
-        return self.first + self.texts * self.length
-
-    def of(self, rows: Tensor) -> Tensor:
-        """Values of these texts, shape (texts, H, length, d), of those of all parts, shape (n, H, d)."""
-        return rows[self.first : self.end].view(self.texts, self.length, *rows.shape[1:]).transpose(1, 2)
-
-
 class Layout:
-    """Where the tokens of a batch lie in a row, and in parts of it.
+    """Where the tokens of a batch lie in a row, and which of them attention sees at once.
 
     Attributes:
         rows: Number B of texts.
         length: Number L of tokens of a padded text.
         places: Places of the T tokens in the padded batch, flat, int64, shape (T,).
         starts, ends: Places in the row of the first and the last token of each text, int64, shape (B,).
-        parts: Texts of similar lengths, the shortest first.
-        in_parts: Places of the T tokens among the tokens of all parts, int64, shape (T,).
+        parts: Tokens of the texts whose attention is computed at once, of each part of the row.
+        features: The padded features of language models; None: there are none yet.
         passes: Number of times that attention was computed.
         window: Most tokens before it that a token of any layer sees.
     """
@@ -134,27 +108,30 @@ class Layout:
             repeated: Which text each row of the whole batch is; None: the texts are the batch.
         """
         self._repeated = repeated
+        self._device = there.device
         self.rows, self.length = there.shape
         self.places = there.flatten().nonzero().squeeze(1)
         lengths = there.sum(1).cpu().numpy()
         ends = lengths.cumsum()
-        starts = ends - lengths
-        order = lengths.argsort(kind="stable")
-        begins = _begins(lengths[order].tolist())
-        first, moved, self.parts = 0, np.empty(len(lengths), np.int64), []
-        for begin, end in pairwise((*begins, len(order))):
-            some = order[begin:end]
-            part = _part(first, lengths[some], there.device)
-            moved[some] = first + np.arange(part.texts) * part.length
-            self.parts.append(part)
-            first = part.end
-        in_parts = np.repeat(moved - starts, lengths) + np.arange(ends[-1])
-        self.in_parts = torch.from_numpy(in_parts).to(there.device)
-        self.starts = torch.from_numpy(starts).to(there.device)
+        self.starts = torch.from_numpy(ends - lengths).to(there.device)
         self.ends = torch.from_numpy(ends - 1).to(there.device)
         self._sums = np.concatenate([np.zeros(1, np.int64), ends])
+        self._texts = divided(lengths.tolist())
+        self.parts = [sum(texts) for texts in self._texts]
+        self._masks: dict[bool, list[Tensor | None]] = {}
+        self.features: weakref.ref[Tensor] | None = None
         self.passes = 0
         self.window = sys.maxsize
+
+    def masks(self, causal: bool) -> list[Tensor | None]:
+        """Which tokens (columns) a token (rows) of each part sees, shape (1, 1, n, n); None: it is one text.
+
+        Args:
+            causal: A token sees none behind itself.
+        """
+        if causal not in self._masks:
+            self._masks[causal] = [_mask(texts, causal, self._device) for texts in self._texts]
+        return self._masks[causal]
 
     def tokens_of(self, sizes: Sequence[int]) -> list[int]:
         """Number of tokens of each client. Args: sizes: texts of each client; empty: all are of one."""
@@ -164,27 +141,40 @@ class Layout:
         """Features of all rows of the batch, from those of the texts in the row."""
         return features if self._repeated is None else features.index_select(0, self._repeated)
 
+    def padded(self, rows: Tensor) -> Tensor:
+        """Values of tokens as those of a batch, shape (B, L, ...), from (T, ...); 0 for pads."""
+        spread: Tensor = Spread.apply(rows, self.places, self.rows * self.length)
+        return spread.view(self.rows, self.length, *rows.shape[1:])
 
-def _begins(lengths: list[int]) -> list[int]:
-    """Where parts begin in a list of ascending lengths, none of whose texts is much longer than another.
+    def tokens_in(self, values: Tensor) -> Tensor | None:
+        """What `padded` was given, shape (T, ...); None: these are no features of all texts of this batch."""
+        if self._repeated is not None or self.features is None or self.features() is not values:
+            return None
+        rows: Tensor = Collect.apply(values.flatten(0, 1), self.places)
+        return rows
 
-    >>> _begins([3, 5, 6, 7, 14, 15])
-    [0, 3, 5]
+
+def divided(lengths: Sequence[int]) -> list[list[int]]:
+    """Numbers of tokens of texts by part of the row, which has at most `MOST` tokens or one text.
+
+    >>> divided([40, 50, 7, 300, 2])
+    [[40, 50], [7], [300], [2]]
     """
-    begins = [0]
-    for place, length in enumerate(lengths):
-        if length > LIKE * lengths[begins[-1]]:
-            begins.append(place)
-    return begins
+    parts: list[list[int]] = [[]]
+    for length in lengths:
+        if parts[-1] and sum(parts[-1]) + length > MOST:
+            parts.append([])
+        parts[-1].append(length)
+    return parts
 
 
-def _part(first: int, lengths: Any, device: torch.device) -> Part:
-    """A part of texts of these lengths, ascending, shape (texts,)."""
-    longest = int(lengths[-1])
-    there = None
-    if lengths[0] < longest:
-        there = torch.from_numpy(np.arange(longest) < lengths[:, None]).to(device)[:, None, None]
-    return Part(first, len(lengths), longest, there)
+def _mask(texts: Sequence[int], causal: bool, device: torch.device) -> Tensor | None:
+    """The mask of a part whose texts have these numbers of tokens."""
+    if len(texts) == 1:
+        return None
+    owner = np.repeat(np.arange(len(texts)), texts)
+    seen = owner[:, None] == owner
+    return torch.from_numpy(np.tril(seen) if causal else seen).to(device)[None, None]
 
 
 _LAYOUT: ContextVar[Layout] = ContextVar("layout")
@@ -222,18 +212,9 @@ def attend(
     causal = getattr(module, "is_causal", True) if causal is None else causal
     known = {name: options[name] for name in KNOWN if name in options}
     one_by_one = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    size = layout.parts[-1].end
-    spread = [Spread.apply(x.transpose(1, 2)[0], layout.in_parts, size) for x in (query, key, value)]
-    found = []
-    for part in layout.parts:
-        mask = None
-        if not causal and part.there is not None:
-            mask = part.there.expand(-1, -1, part.length, -1)
-        given = (module, *(part.of(x) for x in spread), mask)
-        out, _ = one_by_one(*given, **known)
-        found.append(out.flatten(0, 1))
-    joined = found[0] if len(found) == 1 else torch.cat(found)
-    return Collect.apply(joined, layout.in_parts)[None], None
+    parts = zip(*(x.split(layout.parts, 2) for x in (query, key, value)), layout.masks(causal), strict=True)
+    found = [one_by_one(module, *part, **known)[0] for part in parts]
+    return (found[0] if len(found) == 1 else torch.cat(found, 1)), None
 
 
 class PackedTextNet(TextNet):
@@ -263,8 +244,9 @@ class PackedTextNet(TextNet):
         if layout is None:
             return super().pooled(hidden)
         if self.pools == "all":
-            padded: Tensor = Spread.apply(hidden[0], layout.places, layout.rows * layout.length)
-            return layout.repeat(padded.view(layout.rows, layout.length, -1))
+            features = layout.repeat(layout.padded(hidden[0]))
+            layout.features = weakref.ref(features)
+            return features
         picked = layout.repeat(
             Collect.apply(hidden[0], layout.ends if self.pools == "last" else layout.starts)
         )
@@ -295,6 +277,22 @@ class PackedTextNet(TextNet):
             if pooler is not None:
                 modules["pooler"] = pooler
             _LAYOUT.reset(token)
+
+
+class PackedHead(nn.Linear):
+    """The head of a language model, which computes no logits for pads; they are 0."""
+
+    _net: PackedTextNet
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits, shape (B, L, V), of features of tokens, shape (B, L, D)."""
+        layout = self._net._layout
+        rows = None
+        if layout is not None and isinstance(self.weight, Tensor):
+            rows = layout.tokens_in(input)
+        if layout is None or rows is None:
+            return super().forward(input)
+        return layout.padded(super().forward(rows))
 
 
 def _own_rows(sizes: Sequence[int], rows: int) -> tuple[Tensor | None, Tensor | None]:
@@ -329,7 +327,11 @@ def use_packed_texts(model: Backbone) -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
-    model.net.__class__ = PackedTextNet
+    net: Any = model.net
+    net.__class__ = PackedTextNet
+    if net.pools == "all" and type(model.head) is nn.Linear:
+        vars(model.head)["_net"] = net  # no part of the head
+        model.head.__class__ = PackedHead
 
 
 def why_method_padded(local: Local, objective: Objective) -> str:
@@ -425,6 +427,7 @@ def _near(value: Tensor, generator: torch.Generator) -> Tensor:
 def _why_different(model: Backbone, values: Mapping[str, Tensor], x: Tensor) -> str:
     """Why a network gives other features without pads; empty: they are the same but for rounding."""
     net: Any = model.net
+    head: Any = model.head
     expected = model.output_with(values, x.clone(), headless=True)
     use_packed_texts(model)
     try:
@@ -435,6 +438,8 @@ def _why_different(model: Backbone, values: Mapping[str, Tensor], x: Tensor) -> 
     finally:
         net.__class__ = TextNet
         vars(net).pop("_layout", None)
+        if vars(head).pop("_net", None) is not None:
+            head.__class__ = nn.Linear
         model.forget()
     if passes != (len(model.active) or len(net.blocks)):
         return "its attention is computed by code of its own"
