@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from rayfed.config.schema import load_config
 from rayfed.data.text import PAD, Inputs, Targets
+from rayfed.engine import session
 from rayfed.engine.loop import run_rounds
+from rayfed.engine.session import PADDED
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.fast.packed_texts import Layout, PackedTextNet, use_packed_texts, why_padded
@@ -29,8 +32,9 @@ from rayfed.objective import (
 )
 from rayfed.tuning.base import apply_tuning
 from tests.conftest import quickly
+from tests.pretended import pretended
 from tests.rayfed.engine.test_text_checks import save as save_typed
-from tests.rayfed.engine.test_texts import folder, rounds_of, setup_of  # noqa: F401  (a fixture)
+from tests.rayfed.engine.test_texts import folder, rounds_of, settings, setup_of  # noqa: F401  (a fixture)
 from tests.rayfed.fast.test_group import check_agreement, played
 from tests.rounding import equally_near, exact_numbers, exactly_trained, near
 from tests.tiny_models import CONFIGS, DECODERS, WORDS, save
@@ -364,6 +368,20 @@ def test_the_head_of_a_language_model_reads_no_pads(folders, monkeypatch):
     assert not logits[x == PAD].any()
     assert torch.equal(whole, again)
     near(logits[x != PAD], whole[x != PAD], 2000)
+
+
+def test_a_device_pads_and_the_run_says_so(folder, cache, tmp_path, monkeypatch):  # noqa: F811
+    setup = setup_of(folder, cache, "bert", "rounds=1")
+    config = load_config((*settings(folder, cache, "bert", "algorithm=fedavg"), "rounds=1"))
+    with pretended() as device:
+        net = InlineExecutor(setup.world, setup.weights, device=device.name).worker.model.net
+        assert type(net) is TextNet
+        for name, expected in ((device.name, [PADDED]), ("cpu", [])):
+            monkeypatch.setattr(session, "inline_device", lambda *_, found=name: (found, ""))
+            said = []
+            (tmp_path / name / "model").mkdir(parents=True)
+            with session.launch(setup, config, tmp_path / name, said.append):
+                assert said == expected
 
 
 def test_a_worker_packs_only_what_was_tried(folder, cache):  # noqa: F811
