@@ -124,7 +124,7 @@ class Layout:
         self.window = sys.maxsize
 
     def masks(self, causal: bool) -> list[Tensor | None]:
-        """Which tokens (columns) a token (rows) of each part sees, shape (1, 1, n, n); None: it is one text.
+        """The tokens (columns) that a token (rows) of each part sees, (1, 1, n, n); None: it is one text.
 
         Args:
             causal: A token sees none behind itself.
@@ -147,7 +147,7 @@ class Layout:
         return spread.view(self.rows, self.length, *rows.shape[1:])
 
     def tokens_in(self, values: Tensor) -> Tensor | None:
-        """What `padded` was given, shape (T, ...); None: these are no features of all texts of this batch."""
+        """The tokens that `padded` was given, (T, ...); None: these are no features of this batch."""
         if self._repeated is not None or self.features is None or self.features() is not values:
             return None
         rows: Tensor = Collect.apply(values.flatten(0, 1), self.places)
