@@ -11,12 +11,13 @@ LIMITS = {
     "words to avoid": 0,
     "words of README.md": 900,
     "handwritten pages": 14,
-    "words of handwritten pages": 20280,
+    "words of handwritten pages": 20460,
 }
 """The most that each count may be; they are lowered whenever a page becomes shorter.
 
 The last one was raised by 400 for studies, until the older ways to many runs, which have own sections, are
-studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, and by 50 for executors.
+studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, by 50 for executors, and
+by 180 for texts without pads.
 """
 
 

@@ -73,6 +73,7 @@ class Built:
         no_blocks: The message that says that there are no uniform blocks; empty: there are.
         why_not_single: Why the network cannot train with one row; empty: it can.
         why_alone: Why several clients cannot be trained together with the network; empty: they can.
+        why_padded: Why the network cannot compute texts without pads; empty: it can, or it reads no texts.
         frozen: The features of the network do not change in training.
         rank: Rank of the LoRA adapters that train; 0: there are none.
         can_checkpoint: Activations can be computed again between the blocks, which saves memory.
@@ -91,6 +92,7 @@ class Built:
     why_not_single: str
     no_blocks: str
     why_alone: str
+    why_padded: str
     frozen: bool
     rank: int
     can_checkpoint: bool
@@ -140,6 +142,7 @@ class Built:
             whole_batch=_of_whole_batches(model),
             why_not_single="",
             why_alone="",
+            why_padded="",
             frozen=model.has_frozen_features,
             rank=max(ranks, default=0),
             can_checkpoint=model.num_blocks > 0 and not _of_whole_batches(model) and not model.net_is_frozen,

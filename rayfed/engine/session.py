@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rayfed.config.design import Design
-from rayfed.devices import settings_restored, use_threads
+from rayfed.devices import HOST, settings_restored, use_threads
 from rayfed.engine.loop import Training
 from rayfed.engine.measure_client import GpuPlans, inline_device
 from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
@@ -321,6 +321,8 @@ class Session:
         _announce(plan, link, notify)
         if plan.gpus and (hint := cheaper_products(design.train)):
             notify(hint)
+        if plan.gpus and setup.world.train.pack_texts:
+            notify(PADDED)
         options = self._actors.enter_context(reserve(plan, design.cluster.connect_timeout, link.health))
         space = namespace()
         prefix = f"rayfed:clients:{name}"
@@ -412,6 +414,10 @@ def _one_at_a_time(rows: Iterator[Row], world: World, device: torch.device) -> I
 
 def _numbers(count: int) -> Iterator[str]:
     return (f"{i:02d}" for i in range(count))
+
+
+PADDED = "batches of texts are padded (train.pack_texts), because clients run on a GPU"
+"""Where clients run is known after the header that says for which other reasons texts are padded."""
 
 
 def cheaper_products(train: TrainConfig) -> str:
@@ -524,6 +530,8 @@ def launch(
             notify(small)
         with settings_restored():
             executor = make(setup.world, setup.weights, design.failures, device)
+        if device != HOST and setup.world.train.pack_texts:
+            notify(PADDED)
         with closing(executor):
             watch = _watch_of(session, design, path)
             with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:

@@ -258,7 +258,9 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
     _check_single_rows(design, world.train, partition, model.why_not_single)
     _check_train(design, parts, model, goal)
     check_base(world.train, bare)
-    train = replace(world.train, graphs=world.passes.graphs(world.train, parts, bare))
+    graphs = world.passes.graphs(world.train, parts, bare)
+    packs, notes = world.passes.pack_texts(world.train, parts.local, goal, model.why_padded)
+    train = replace(world.train, graphs=graphs, pack_texts=packs)
     world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
     check_head(design.head, head, design.names.tuning)
     model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
@@ -294,7 +296,7 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
         dataset=dataset,
         group=group,
         head=head,
-        notes=_notes(world),
+        notes=(*_notes(world), *notes),
     )
 
 
@@ -356,11 +358,12 @@ def parts_to_put_back(
 
 def _model_key(world: World) -> tuple[object, ...]:
     """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
-    own = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
+    own: tuple[object, ...] = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
     train = world.train
     tried = world.shard if isinstance(world.objective, OwnObjective) else None
     rows = None if world.network is None else min(train.batch_size, MOST_EXAMINED)
-    return *own, train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows
+    own += (train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows)
+    return *own, *((train.pack_texts, train.compile, world.shard) if world.objective.tokens else ())
 
 
 def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
@@ -386,7 +389,7 @@ def _build(design: Design, world: World, partition: Partition) -> Built:
     dataset = open_dataset(world.shard)
     model = world.build()
     fresh = partial(_another, model, world.build)
-    why_not_single = ""
+    why_not_single = why_padded = ""
     if dataset.own or world.network is not None:
         batches = first_batches(world, partition, model)
         _check_pass(design, world, fresh(), batches)
@@ -396,6 +399,7 @@ def _build(design: Design, world: World, partition: Partition) -> Built:
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
+        why_padded = world.passes.why_padded(model, dataset, design.train)
     elif world.objective.reads in CLASSES:
         _check_input(design.model.name, model)
         if has_trained_norms(model):
@@ -409,7 +413,8 @@ def _build(design: Design, world: World, partition: Partition) -> Built:
     average = design.train.batch_norm == "average"
     built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
     why_alone = world.passes.why_alone(model)
-    return replace(built, why_not_single=why_not_single, why_alone=why_alone, tried=tried)
+    built = replace(built, why_alone=why_alone, why_padded=why_padded)
+    return replace(built, why_not_single=why_not_single, tried=tried)
 
 
 def _why_not_single(model: Backbone, x: Tensor) -> str:

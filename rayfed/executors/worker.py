@@ -529,7 +529,7 @@ class Worker:
         if not world.features:
             return None
         train = world.train
-        numbers = (train.eval_batch_size, world.threads, train.compile, train.precision)
+        numbers = (train.eval_batch_size, world.threads, train.compile, train.precision, train.pack_texts)
         network = (world.features, world.model)
         return feature_folder(world.shard, world.splits, self._device, *network, *numbers)
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from rayfed.data.shards import Dataset
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -20,6 +21,7 @@ from rayfed.federation.method_registry import Parts
 from rayfed.federation.passes import Passes
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
+from rayfed.objective import Objective
 from rayfed.types import Update
 
 FAST = "rayfed.fast"
@@ -105,6 +107,49 @@ class WorkerPasses(Passes):
         if train.graphs is True:
             raise ConfigError(f"train.graphs: true needs the package {FAST}; leave it out")
         return False
+
+    def why_padded(self, model: Backbone, dataset: Dataset, train: TrainConfig) -> str:
+        """Why a network cannot compute a batch of texts without pads; empty: it can, or need not.
+
+        Args:
+            model: The tuned model with its values, in evaluation mode.
+            dataset: The texts of the run.
+            train: Config of local optimization.
+        """
+        return f"the package {FAST} is not there"
+
+    def why_method_padded(self, local: Local, objective: Objective) -> str:
+        """Why a method needs what a network computes for pads; empty: it does not.
+
+        Args:
+            local: Its client half.
+            objective: The task.
+        """
+        return ""
+
+    def pack_texts(
+        self, train: TrainConfig, local: Local, objective: Objective, reason: str
+    ) -> tuple[bool, tuple[str, ...]]:
+        """The value of `train.pack_texts`, and sentences for the header where texts are padded nevertheless.
+
+        Args:
+            train: Config of local optimization.
+            local: Client half of the method.
+            objective: The task.
+            reason: What `why_padded` says of the tuned model.
+
+        Raises:
+            ConfigError: The config asks for what is not possible here.
+        """
+        wish = train.pack_texts
+        why = reason or self.why_method_padded(local, objective)
+        if not objective.tokens:
+            why = "the data set has no texts"
+        if wish is True and why:
+            raise ConfigError(f"train.pack_texts: true cannot be used here, because {why}; leave it out")
+        if wish is False or not why or not objective.tokens:
+            return wish is not False and not why, ()
+        return False, (f"batches of texts are padded (train.pack_texts), because {why}",)
 
     def prepare(self, model: Backbone, train: TrainConfig, device: str) -> None:
         """Change how the network of a worker computes, after `adjust_trunk`, on a device of this type."""

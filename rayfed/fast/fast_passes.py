@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rayfed.data.shards import Dataset
+from rayfed.data.text import Inputs
 from rayfed.devices import CountedDraws, counting
 from rayfed.errors import DeviceMemoryError, RayFedError, ResourceError
 from rayfed.executors.worker import (
@@ -38,6 +40,7 @@ from rayfed.federation.method_registry import Parts
 from rayfed.federation.tensors_that_stay import add_own
 from rayfed.federation.train_config import TrainConfig, override
 from rayfed.models.backbone import Backbone
+from rayfed.objective import Objective
 from rayfed.seeds import derive, use_seed
 from rayfed.types import Update
 
@@ -64,8 +67,23 @@ class FastPasses(WorkerPasses):
     def graphs(self, train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
         return allowed_graphs(train, parts, model)
 
+    def why_padded(self, model: Backbone, dataset: Dataset, train: TrainConfig) -> str:
+        from rayfed.fast.packed_texts import why_padded
+
+        texts = dataset.images
+        return why_padded(model, texts, train) if train.pack_texts and isinstance(texts, Inputs) else ""
+
+    def why_method_padded(self, local: Local, objective: Objective) -> str:
+        from rayfed.fast.packed_texts import why_method_padded
+
+        return why_method_padded(local, objective)
+
     def prepare(self, model: Backbone, train: TrainConfig, device: str) -> None:
         """Give the network layers with few operations; on a device also dropout by number, and graphs."""
+        if train.pack_texts is True and device == "cpu":
+            from rayfed.fast.packed_texts import use_packed_texts
+
+            use_packed_texts(model)
         if "rayfed.models.lora_layer" in sys.modules:  # otherwise no layer is adapted
             from rayfed.fast.joint_lora import use_joint_adapters
 

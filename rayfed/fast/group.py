@@ -41,7 +41,7 @@ from rayfed.devices import (
 from rayfed.errors import one_line
 from rayfed.fast.joint_batches import JointBatches
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
-from rayfed.fast.stacked import Stacked, dropouts, stackable
+from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import train_all
 from rayfed.federation.passes import logits
@@ -460,6 +460,10 @@ def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterato
 def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Tensor:
     """Dropout that draws for a client what F.dropout would draw for its rows alone."""
     noise = []
+    if tokens := tokens_of_clients():
+        parts = zip(x.detach().split([*tokens], 1), rows.members, strict=True)
+        kept = torch.cat([streams[k].kept(part, p) for part, k in parts], 1)
+        return x * kept.div_(1 - p)
     for i, k in enumerate(rows.members):
         part = rows.own(i, x.detach())
         noise.append(streams[k].kept(part, p))
@@ -648,6 +652,7 @@ class Group:
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
             stack.enter_context(dropping(model, rows, self.streams))
+            stack.enter_context(joint_pass(rows.sizes))
             output = self._output(passes, rows, x)
         given = rows if passes[0].targets is None else rows.single
         joint = Joint(given, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)

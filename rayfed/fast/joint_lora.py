@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.fast.dropout import Draw, drop
-from rayfed.fast.stacked import Stacked
+from rayfed.fast.stacked import Stacked, tokens_of_clients
 from rayfed.models.backbone import Backbone
 from rayfed.models.lora_layer import (
     ADAPTER,
@@ -70,6 +70,51 @@ class AddLowRank(torch.autograd.Function):
         of_a = torch.bmm(back, rows) if wants_a else None
         of_b = _of_b(low, own, ctx.scale) if wants_b else None
         return grad, of_x, of_a, of_b, None
+
+
+class AddLowRankInOneRow(torch.autograd.Function):
+    """y + scale B A x as `AddLowRank`, where clients have different numbers of tokens in one row.
+
+    Second derivatives do not exist.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        """Add the products.
+
+        Args:
+            ctx: What the backward pass needs.
+            y: Output of the frozen layer, shape (1, T, d_out), contiguous.
+            x: Input of the factors, shape (1, T, d_in).
+            a: Factors A, shape (K, r, d_in).
+            b: Factors B, shape (K, d_out, r).
+            scale: alpha / rank.
+        """
+        ctx.tokens = [*tokens_of_clients()]
+        low = x.new_empty(x.shape[1], a.shape[1])
+        parts = zip(*(each.split(ctx.tokens) for each in (y[0], x[0], low)), a, b, strict=True)
+        for out, rows, own_low, own_a, own_b in parts:
+            torch.mm(rows, own_a.mT, out=own_low)
+            out.addmm_(own_low, own_b.mT, alpha=scale)
+        ctx.save_for_backward(x, low, a, b)
+        ctx.mark_dirty(y)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, low, a, b = ctx.saved_tensors
+        of_x = torch.empty_like(x) if ctx.needs_input_grad[1] else None
+        of_a, of_b = torch.empty_like(a), torch.empty_like(b)
+        parts = [each.split(ctx.tokens) for each in (grad[0], x[0], low)]
+        for k, (own, rows, own_low) in enumerate(zip(*parts, strict=True)):
+            back = torch.mm(own, b[k]).mul_(ctx.scale)
+            torch.mm(back.mT, rows, out=of_a[k])
+            torch.mm(own.mT, own_low, out=of_b[k])
+            if of_x is not None:
+                torch.mm(back, a[k], out=of_x[0].split(ctx.tokens)[k])
+        return grad, of_x, of_a, of_b.mul_(ctx.scale), None
 
 
 class FrozenAndLowRank(torch.autograd.Function):
@@ -216,6 +261,10 @@ class JointAdaptedLinear(AdaptedLinear):
         b: Any = self.lora_B[ADAPTER].weight
         stacked = isinstance(a, Stacked) and isinstance(b, Stacked)
         result: Tensor
+        if stacked and tokens_of_clients():
+            factors = a.value.to(low.dtype), b.value.to(low.dtype)
+            result = AddLowRankInOneRow.apply(layer(x), low, *factors, scale)
+            return result
         if low is x and together:
             result = FrozenAndLowRank.apply(x, _in(x.dtype, layer), *self._factors(x.dtype), scale, draw)
             return result

@@ -2,11 +2,16 @@
 
 The rows of K clients run through one network: client k owns rows k m to (k + 1) m of every batch, and layers
 that train apply each client's own values to its rows. Letters in shapes: K clients, m rows of a client.
+
+Where the texts of all clients lie one after the other in one row (`rayfed.fast.packed_texts`), a tensor has
+the shape (1, T, ...) instead, and client k owns as many of the T tokens as `in_one_row` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +24,40 @@ from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
 
 OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict, ClipHead)
 """Layers, and PEFT's container of vectors, whose trained tensors can differ by client in a joint pass."""
+
+
+_SIZES: ContextVar[Sequence[int]] = ContextVar("sizes", default=())
+_TOKENS: ContextVar[Sequence[int]] = ContextVar("tokens", default=())
+
+
+@contextmanager
+def joint_pass(sizes: Sequence[int]) -> Iterator[None]:
+    """Within it a network computes rows of several clients. Args: sizes: rows of each client."""
+    token = _SIZES.set(sizes)
+    try:
+        yield
+    finally:
+        _SIZES.reset(token)
+
+
+def rows_of_clients() -> Sequence[int]:
+    """Rows of each client of the joint pass that is computed; empty: none is."""
+    return _SIZES.get()
+
+
+@contextmanager
+def in_one_row(tokens: Sequence[int]) -> Iterator[None]:
+    """Within it the texts of clients lie in one row. Args: tokens: those of each client; empty: of one."""
+    token = _TOKENS.set(tokens)
+    try:
+        yield
+    finally:
+        _TOKENS.reset(token)
+
+
+def tokens_of_clients() -> Sequence[int]:
+    """Tokens of each client, where those of all lie in one row; empty: they do not."""
+    return _TOKENS.get()
 
 
 class Stacked:
@@ -102,6 +141,8 @@ def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
     """F.linear of rows (K m, ..., d_in) with the weight, the bias or both of each client."""
     if isinstance(weight, Tensor):
         return _add(F.linear(x, weight), bias)
+    if tokens_of_clients():
+        return _add(_by_client(F.linear, x, weight), bias)
     rows = x.reshape(weight.clients, -1, x.shape[-1])
     if isinstance(bias, Stacked):
         out = torch.baddbmm(bias.value[:, None], rows, weight.value.mT)
@@ -113,16 +154,26 @@ def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
 
 def _layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """F.layer_norm over the last dimension with the weight, the bias or both of each client."""
+    if isinstance(weight, Stacked) and tokens_of_clients():
+        return _add(_times(F.layer_norm(x, shape, None, None, eps), weight), bias)
     if isinstance(weight, Stacked):
         rows = F.layer_norm(x, shape, None, None, eps).reshape(weight.clients, -1, x.shape[-1])
         return _add((rows * weight.value[:, None]).view(x.shape), bias)
     return _add(F.layer_norm(x, shape, weight, None, eps), bias)
 
 
+def _by_client(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, values: Stacked) -> Tensor:
+    """A function of the tokens of each client, in a row (1, T, ...), and of its tensor, in a row again."""
+    parts = zip(x.split([*tokens_of_clients()], 1), values.value.unbind(0), strict=True)
+    return torch.cat([function(part, own) for part, own in parts], 1)
+
+
 def _add(y: Tensor, bias: Any) -> Tensor:
     """Rows (K m, ..., d) plus the vector of d numbers of each client, in the type of the rows."""
     if not isinstance(bias, Stacked):
         return y if bias is None else y + bias.to(y.dtype)
+    if tokens_of_clients():
+        return _plus(y, bias.to(y.dtype))
     rows = y.reshape(bias.clients, -1, y.shape[-1])
     return (rows + bias.value.to(y.dtype)[:, None]).view(y.shape)
 
@@ -141,11 +192,15 @@ def _conv2d(x: Tensor, weight: Any, bias: Any = None, *args: Any, **kwargs: Any)
 
 def _times(x: Tensor, scale: Stacked) -> Tensor:
     """Rows (K m, ...) times the tensor of each client."""
+    if tokens_of_clients():
+        return _by_client(torch.mul, x, scale)
     return x * scale.along(x)
 
 
 def _plus(x: Tensor, shift: Stacked) -> Tensor:
     """Rows (K m, ...) plus the tensor of each client."""
+    if tokens_of_clients():
+        return _by_client(torch.add, x, shift)
     return x + shift.along(x)
 
 

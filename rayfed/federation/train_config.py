@@ -55,6 +55,10 @@ class TrainConfig:
         group: Number of clients whose rows share each forward and backward pass of their training
             (`rayfed.fast`). `auto`: up to 32 where a pass of one client is so short that this
             pays, else 1. Rounding depends on it, and on nothing else about how clients are placed.
+        pack_texts: Whether the texts of a batch lie one after the other in one row of the network, so that
+            nothing is computed for pads (`rayfed.fast.packed_texts`): the same result except for rounding.
+            `auto`: where the network gives the same for texts of the run, which is tried before it; true: the
+            run is refused where it does not; false: texts are padded.
         checkpointing: Compute the activations within a block again in the backward pass instead of keeping
             them: less memory, about a third more time, the same result.
         micro_batch: Compute the gradients of a batch in parts of this many examples, whose sum is used for
@@ -97,6 +101,7 @@ class TrainConfig:
     cache_features: Literal["auto"] | bool = "auto"
     cache_memory: Count = 2_000_000_000
     group: Literal["auto"] | Count = "auto"
+    pack_texts: Literal["auto"] | bool = "auto"
     checkpointing: bool = False
     micro_batch: Count | None = None
     precision: Precision = "fp32"
