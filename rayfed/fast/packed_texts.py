@@ -54,7 +54,7 @@ class UnpackableError(Exception):
     """A network does something in its attention that is not known here."""
 
 
-class Spread(torch.autograd.Function):
+class SpreadRows(torch.autograd.Function):
     """Rows (T, ...) at their places in a tensor (n, ...) of zeros; `Collect` takes them out again."""
 
     @staticmethod
@@ -83,7 +83,7 @@ class Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        return Spread.apply(grad, places, ctx.size), None
+        return SpreadRows.apply(grad, places, ctx.size), None
 
 
 class Layout:
@@ -143,7 +143,7 @@ class Layout:
 
     def padded(self, rows: Tensor) -> Tensor:
         """Values of tokens as those of a batch, shape (B, L, ...), from (T, ...); 0 for pads."""
-        spread: Tensor = Spread.apply(rows, self.places, self.rows * self.length)
+        spread: Tensor = SpreadRows.apply(rows, self.places, self.rows * self.length)
         return spread.view(self.rows, self.length, *rows.shape[1:])
 
     def tokens_in(self, values: Tensor) -> Tensor | None:

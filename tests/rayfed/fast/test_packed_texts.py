@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.config.schema import load_config
 from rayfed.data.text import PAD, Inputs, Targets
 from rayfed.engine import session
 from rayfed.engine.loop import run_rounds
@@ -372,15 +371,14 @@ def test_the_head_of_a_language_model_reads_no_pads(folders, monkeypatch):
 
 def test_a_device_pads_and_the_run_says_so(folder, cache, tmp_path, monkeypatch):  # noqa: F811
     setup = setup_of(folder, cache, "bert", "rounds=1")
-    config = load_config((*settings(folder, cache, "bert", "algorithm=fedavg"), "rounds=1"))
     with pretended() as device:
         net = InlineExecutor(setup.world, setup.weights, device=device.name).worker.model.net
         assert type(net) is TextNet
         for name, expected in ((device.name, [PADDED]), ("cpu", [])):
-            monkeypatch.setattr(session, "inline_device", lambda *_, found=name: (found, ""))
+            monkeypatch.setattr(session, "inline_device", lambda *_, found=torch.device(name): (found, ""))
             said = []
             (tmp_path / name / "model").mkdir(parents=True)
-            with session.launch(setup, config, tmp_path / name, said.append):
+            with session.launch(setup, tmp_path / name, said.append):
                 assert said == expected
 
 
