@@ -54,6 +54,16 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and bool(OWN.fullmatch(name))
 
 
+def values_of(key: str) -> str:
+    """Advice about an object that is not the one of before, in parentheses: why a network may be another."""
+    if key != "model.name":
+        return ""
+    return (
+        " (a network that is made anew has other start values: hand over what makes it, model=Net, or call "
+        "torch.manual_seed before)"
+    )
+
+
 def title(name: str) -> str:
     """A name as tables and figures show it: of an object that cannot be imported without its digest."""
     return name.rpartition("-")[0] if is_own(name) else name

@@ -306,7 +306,11 @@ class Run:
 
     def __repr__(self) -> str:
         where = f", {self.path}" if self.path else ""
-        return f"<Run: {title(self.config.algorithm)} on {self.config.data.name}, {self._score()}{where}>"
+        return f"<Run: {self._subject()}, {self._score()}{where}>"
+
+    def _subject(self) -> str:
+        """Method and data, also of objects that this process does not know."""
+        return f"{title(self.recorded.method)} on {self.recorded.data}"
 
     def _score(self) -> str:
         from rayfed.columns import share_of
@@ -323,5 +327,5 @@ class Run:
         """HTML for a notebook: method, data, score, and the rows of the last rounds."""
         columns = [name for name in ("round", self.metric, "loss", "seconds") if name in self.history]
         table = self.history[columns].tail().to_html(index=False, border=0)
-        head = html.escape(f"{title(self.config.algorithm)} on {self.config.data.name}: {self._score()}")
+        head = html.escape(f"{self._subject()}: {self._score()}")
         return f"<p><b>{head}</b></p>{table}"

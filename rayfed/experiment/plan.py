@@ -13,6 +13,7 @@ from rayfed.data.shards import Dataset
 from rayfed.engine.built_once import Shared
 from rayfed.engine.measure_client import check_resources
 from rayfed.engine.setup import Setup, dataset_of, prepare
+from rayfed.executors.cluster_config import ClusterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,11 @@ class Plan:
     config: Config
     path: Path
     setup: Setup
+
+    def on(self, cluster: ClusterConfig) -> Plan:
+        """The same experiment with another section `cluster`, such as its part of a cluster."""
+        config = replace(self.config, cluster=cluster)
+        return replace(self, config=config, setup=replace(self.setup, design=design_of(config)))
 
 
 def prepared(config: Config, shared: Shared | None = None) -> Setup:

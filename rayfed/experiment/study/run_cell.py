@@ -135,7 +135,7 @@ def run_cell(
                 claim = held.enter_context(folders.claim(cell.place, owner, config.overwrite))
         if part is not None:
             cluster = part.of(config.cluster, plan.setup.experiment.clients_per_round)
-            plan = replace(plan, config=replace(config, cluster=cluster))
+            plan = plan.on(cluster)
         runner = Runner(
             show=show,
             session=session,

@@ -375,7 +375,8 @@ def test_a_device_pads_and_the_run_says_so(folder, cache, tmp_path, monkeypatch)
         net = InlineExecutor(setup.world, setup.weights, device=device.name).worker.model.net
         assert type(net) is TextNet
         for name, expected in ((device.name, [PADDED]), ("cpu", [])):
-            monkeypatch.setattr(session, "inline_device", lambda *_, found=torch.device(name): (found, ""))
+            found = torch.device(name), ""
+            monkeypatch.setattr(session, "inline_device", lambda *_, found=found: found)
             said = []
             (tmp_path / name / "model").mkdir(parents=True)
             with session.launch(setup, tmp_path / name, said.append):

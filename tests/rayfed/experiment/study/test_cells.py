@@ -117,6 +117,29 @@ def test_a_class_whose_source_changed_is_named(tmp_path):
         run(0.2)
 
 
+def test_a_network_that_is_made_anew_is_named_with_what_to_hand_over(tmp_path):
+    def run(seed):
+        torch.manual_seed(seed)
+        cells = {("fedavg", 0): own(model=nn.Linear(6, 3), rounds=1, seed=0)}
+        return rayfed.Study(cells).run(tmp_path / "s", quiet=True)
+
+    run(1)
+    with pytest.raises(ConfigError, match=r"^model\.name: .*other start values.*model=Net, or call torch\."):
+        run(2)
+
+
+def test_a_run_is_shown_where_its_objects_are_not_known(tmp_path, monkeypatch):
+    class Mine(rayfed.Local):
+        pass
+
+    run = own(method=Mine, rounds=1).run(tmp_path / "run", quiet=True)
+    monkeypatch.setattr("rayfed.user_objects._KNOWN", {})
+    again = rayfed.Run(run.path, run.sha256)
+    assert repr(again) == repr(run)
+    assert "Mine on own_data" in repr(again)
+    assert "Mine on own_data" in again._repr_html_()
+
+
 def test_a_folder_of_something_else_is_refused_and_stays(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"is not empty and holds no study \(mine\.txt\)"):
