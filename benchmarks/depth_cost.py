@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import make_cohort
+from rayfed.engine.loop import draw_cohort
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.plan import prepared
 
@@ -37,7 +37,8 @@ def main() -> None:
             experiment = setup.experiment
             state = replace(experiment.server.start(setup.start), round=number)
             began = time.perf_counter()
-            experiment.server.round(state, make_cohort(experiment, executors[name], number), experiment.local)
+            cohort = draw_cohort(experiment, executors[name], state)
+            experiment.server.round(state, cohort, experiment.local)
             if number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - began)
     for name, values in seconds.items():

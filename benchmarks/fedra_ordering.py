@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from rayfed.config.schema import load_config
-from rayfed.engine.loop import make_cohort, run_rounds
+from rayfed.engine.loop import draw_cohort, run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.experiment import simulate
 from rayfed.experiment.plan import prepared
@@ -59,7 +59,7 @@ def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tup
     for done in run_rounds(setup.experiment, executor, setup.start):
         number = done.row["round"]
         if "accuracy" in done.row:
-            cohort = replace(make_cohort(setup.experiment, executor, number), ledger=Ledger())
+            cohort = replace(draw_cohort(setup.experiment, executor, done.state), ledger=Ledger())
             seen = cohort.everyone.run(partial(evaluate, split="train"), done.state.broadcast(), tag="seen")
             trained = 100 * mean(u.metrics["accuracy"] for u in seen)
             points[number] = (100 * done.row["accuracy"], trained)

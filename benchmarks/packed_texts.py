@@ -38,8 +38,9 @@ import torch.nn.functional as F
 from rayfed.config.schema import load_config
 from rayfed.data.text import Inputs
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.setup import Setup, prepare
+from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
+from rayfed.experiment.plan import prepared
 from rayfed.objective import IGNORED
 
 RANK = 8
@@ -101,7 +102,7 @@ def setup_of(kind: str, folder: Path, model: Path, batch: int) -> Setup:
     if kind == "answers":
         columns = "{prompt: prompt, completion: completion, client: client}"
         own = ["data=jsonl", f"data.root={folder / 'texts.jsonl'}"]
-    return prepare(
+    return prepared(
         load_config(
             [
                 *("algorithm=fedavg", *own, f"data.columns={columns}", f"data.cache={folder / 'cache'}"),
