@@ -49,6 +49,12 @@ ALLOWED = {
     "rayfed/tuning/lora.py:_finds_sites:return bool(in_every_block(chosen_layers(model, self.sites, "
     "LAST)))": "a pattern of names of layers, made once for each model",
     "rayfed/fast/group.py:backward:keep = bool(self._waiting)": "a set of numbers of clients",
+    "rayfed/fast/packed_texts.py:forward:if x.is_meta or not len(x) or not bool((x[:, 0] != PAD).all()):": (
+        "on a CPU only; on a device texts are padded"
+    ),
+    "rayfed/fast/packed_texts.py:tokens_of:return np.diff(self._sums[np.cumsum([0, *sizes])]).tolist()": (
+        "an array of NumPy"
+    ),
     f"{M}/language.py:joined:if bool((there[:, 1:] & ~there[:, :-1]).any()):": (
         "in an exported network only, which its user calls"
     ),
