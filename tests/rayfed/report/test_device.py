@@ -61,6 +61,7 @@ def test_a_small_network_stays_on_the_cpu_in_one_process_too(gpu, cache, tmp_pat
 
 
 def test_a_small_network_uses_the_device_that_is_named(small, gpu, monkeypatch):
-    monkeypatch.setattr("rayfed.executors.kinds.base.chosen_device", lambda name: None)  # no CUDA on this machine
+    # There is no CUDA on this machine.
+    monkeypatch.setattr("rayfed.executors.kinds.base.chosen_device", lambda name: None)
     small(*FEW, "cluster.device=cuda")
     assert gpu.counts.kernels > 0
