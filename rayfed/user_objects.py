@@ -54,7 +54,7 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and bool(OWN.fullmatch(name))
 
 
-def values_of(key: str) -> str:
+def why_other_values(key: str) -> str:
     """Advice about an object that is not the one of before, in parentheses: why a network may be another."""
     if key != "model.name":
         return ""

@@ -1,6 +1,7 @@
 """An experiment as objects: what a run is made of after every name was looked up.
 
-The door (`rayfed.config.look_up`) makes it of a config; below it nothing is looked up by name.
+The door (`rayfed.config.look_up`) makes it of a config. The engine gets these objects, and looks up no name
+of the config.
 """
 
 from __future__ import annotations

@@ -361,7 +361,9 @@ def _with_inner(values: dict[str, Any], own: set[str], where: str) -> dict[str, 
 def to_dict(config: Config) -> dict[str, Any]:
     """Plain containers, as they go into config.yaml, the method and the tuning scheme first."""
     found = plain(config)
-    return {key: found[key] for key in vars(Config)["__annotations__"]} | found
+    settings = {each.name for each in dataclasses.fields(Settings)}
+    own = [each.name for each in dataclasses.fields(Config) if each.name not in settings]
+    return {key: found[key] for key in own} | found
 
 
 def to_yaml(config: Config) -> str:

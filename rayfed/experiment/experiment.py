@@ -17,7 +17,7 @@ from rayfed.experiment.from_objects import split
 from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
 from rayfed.experiment.kept_session import end_session as end_session
 from rayfed.experiment.study.described import compared, one_method
-from rayfed.user_objects import is_own, values_of
+from rayfed.user_objects import is_own, why_other_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -351,7 +351,7 @@ def _differs(key: str, old: Any, new: Any, folder: Path) -> str:
     """The message for an experiment that is not the one of a run."""
     if is_own(old) and is_own(new) and old.rpartition("-")[0] == new.rpartition("-")[0]:
         what = f"the source or the values of {old.rpartition('-')[0]} changed since the run in {folder} began"
-        return f"{key}: {what}; put back what it began with{values_of(key)}, or start a new run"
+        return f"{key}: {what}; put back what it began with{why_other_values(key)}, or start a new run"
     return f"{key}: {new!r} would change the result of {folder}, which began with {old!r}; start a new run"
 
 

@@ -58,7 +58,9 @@ def rows_of(folder: Path) -> dict[str, Runs]:
         for _, method, path in seed.finished().each():
             rows.setdefault(method, []).append(path)
     if not rows:
-        raise ConfigError(f"{str(folder)!r} is a study without a finished run; {how_to_go_on(folder)}")
+        raise ConfigError(
+            f"{str(folder)!r} is a study of which no run is finished; start it again, and it goes on"
+        )
     return dict(rows)
 
 

@@ -24,7 +24,7 @@ from rayfed.record.folder import TENSORS, digest_if_finished
 from rayfed.record.readers import CELLS, STUDY, DamagedError, read_json, reading
 from rayfed.record.recorded_run import RecordedRun, Rule
 from rayfed.user_files import to_json
-from rayfed.user_objects import is_own, values_of
+from rayfed.user_objects import is_own, why_other_values
 
 KIND = "study"
 """Kind of the folder in its marker."""
@@ -247,9 +247,8 @@ def differs(name: str, old: Any, new: Any, place: Path, cell: str) -> str:
     """The message for a cell whose experiment is not the one of its run."""
     if is_own(old) and is_own(new) and old.rpartition("-")[0] == new.rpartition("-")[0]:
         what = f"the source or the values of {old.rpartition('-')[0]} changed since the run in {place} began"
-        return (
-            f"{name}: {what} ({cell}); put back what it began with{values_of(name)}, or choose another folder"
-        )
+        back = f"put back what it began with{why_other_values(name)}"
+        return f"{name}: {what} ({cell}); {back}, or choose another folder"
     return (
         f"{name}: {new!r} would change the result of {place} ({cell}), which began with {old!r}; choose "
         f"another folder, or move this one away"

@@ -2,9 +2,10 @@
 
 import re
 from copy import deepcopy
+from dataclasses import fields
 
-from rayfed.config.config_changes import BINDING, HARMLESS, changes, config_changes
-from rayfed.config.schema import load_config, to_dict
+from rayfed.config.config_changes import BINDING, HARMLESS, OF_A_COMMAND, changes, config_changes
+from rayfed.config.schema import Config, Request, load_config, to_dict
 from tests.conftest import ROOT
 
 
@@ -25,6 +26,13 @@ def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default():
     assert [key for key, _, _ in config_changes(old, new)] == ["evaluation.ties"]
     del old["server"]["weighting"]  # a hyperparameter has no default here
     assert "server.weighting" in [key for key, _, _ in config_changes(old, new)]
+
+
+def test_keys_of_a_command_that_earlier_versions_wrote_change_no_run():
+    own = {each.name for each in fields(Request)} - {each.name for each in fields(Config)}
+    assert set(OF_A_COMMAND) == own
+    new = to_dict(load_config(["algorithm=fedavg"]).alone())
+    assert list(config_changes({**new, "compare": ["afl"], "protocol": "few_shot"}, new)) == []
 
 
 def test_only_keys_that_would_change_the_result_are_named():
