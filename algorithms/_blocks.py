@@ -15,7 +15,7 @@ from rayfed import Broadcast, Client, Cohort, Local, Server, ServerState, Update
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.client_tasks import fit
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 from rayfed.federation.params import subtract, without_statistics
 from rayfed.types import NonNegative, Params
 
@@ -93,7 +93,7 @@ class BlockServer(Server):
         sizes = [info.num_examples for info in cohort.clients.values()]
         return {FEDDYN_ALPHA: self.feddyn_alpha, FEDDYN_MEAN: sum(sizes) / len(sizes)}
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         return (
             partial(fit_counted, local=local)
             if self.weighting == SAMPLES_SEEN

@@ -14,7 +14,7 @@ from rayfed import Cohort, Local, Server, ServerState, Update
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client_tasks import evaluate, fit
 from rayfed.federation.cohort import TRAINING, Ledger
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class GapServer(Server):
         updates = cohort.run(self.training_task(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates, local)
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         return partial(fit, local=local, end=self.gap_split)
 
     def aggregate(

@@ -18,7 +18,7 @@ from rayfed.devices import HOST, numbers, total
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 from rayfed.objective import CLASSIFICATION, NEXT_CHARACTER, TEXT_CLASSIFICATION
 from rayfed.seeds import derive
 from rayfed.tuning.base import train_mode
@@ -77,7 +77,7 @@ class GroupingServer(LossWeighted):
         private = {CENTERS: state.memory[CENTERS], GROUP: group[cid], PREVIOUS: known[cid], ROUNDS: rounds}
         return replace(message, shared={**message.shared, **private})
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         return partial(
             fit_represented, local=local, when=self.rep_model, batches=self.rep_batches, loss=self.loss
         )

@@ -21,7 +21,7 @@ from rayfed import Broadcast, Client, Cohort, Local, Server, Update
 from rayfed.devices import numbers, total
 from rayfed.errors import NonFiniteClientError
 from rayfed.federation.client_tasks import fit
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 from rayfed.types import Batch
 
 SMALLEST = 1e-10
@@ -45,7 +45,7 @@ class LossWeighted(Server):
 
     loss: LossKind = "received"
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         return partial(fit_with_loss, local=local, loss=self.loss)
 
     def losses(self, cohort: Cohort, updates: Sequence[Update]) -> list[float]:

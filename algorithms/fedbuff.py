@@ -27,7 +27,7 @@ from rayfed.types import Count, NonNegative, Positive, cut_to_rank
 
 log = logging.getLogger(__name__)
 
-Visit: TypeAlias = dict[str, Any]
+CallTiming: TypeAlias = dict[str, Any]
 """A client that trains: `client`, `version` (server updates before it began), `blocks` and, in virtual
 seconds since the first round, `arrival`."""
 
@@ -82,7 +82,9 @@ class FedBuff(Server):
             state = self.aggregate(state, cohort, present)
         return state.remember(training=training, versions=needed)
 
-    def arrivals(self, state: ServerState, cohort: Cohort, begun: float) -> tuple[list[Visit], list[Visit]]:
+    def arrivals(
+        self, state: ServerState, cohort: Cohort, begun: float
+    ) -> tuple[list[CallTiming], list[CallTiming]]:
         """The visits that end in this round, in the order in which they do, and those that go on.
 
         Of two answers that arrive at the same time, that of the client that began first is taken first.
@@ -92,12 +94,12 @@ class FedBuff(Server):
             cohort: The cohort; clients that are still training do not begin anew.
             begun: Virtual seconds at which the round begins.
         """
-        training: list[Visit] = list(state.memory.get("training", ()))
+        training: list[CallTiming] = list(state.memory.get("training", ()))
         busy = {v["client"] for v in training}
         order = generator(cohort.seed, "fedbuff", cohort.round).permutation(len(cohort.ids)).tolist()
         waiting = [cohort.ids[i] for i in reversed(order) if cohort.ids[i] not in busy]
         sent = self.send(state, cohort)
-        visits: list[Visit] = []
+        visits: list[CallTiming] = []
         now = begun
         while len(visits) < self.buffer:
             while waiting and len(training) < len(cohort.ids):
@@ -135,7 +137,7 @@ def _model(state: ServerState) -> dict[str, Any]:
     return {"params": state.params, "shared": dict(state.shared)}
 
 
-def _message(visit: Visit, model: Mapping[str, Any]) -> Broadcast:
+def _message(visit: CallTiming, model: Mapping[str, Any]) -> Broadcast:
     return Broadcast(round=visit["version"], blocks=visit["blocks"], **model)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from algorithms._losses import LossKind, LossWeighted, fit_with_loss
 from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
 from rayfed.federation.aggregation import mean_of_statistics
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 from rayfed.federation.params import subtract, without_statistics
 from rayfed.types import NonNegative, Params, Positive
 
@@ -45,7 +45,7 @@ class FairServer(LossWeighted):
     norm: Norm = "l2_sum"
     numerator: Literal["own", "last"] = "own"
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         return partial(fit_with_rate, local=local, loss=self.loss)
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:

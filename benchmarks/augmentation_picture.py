@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args(argv)
     setup = prepared(load_config([*SMALL, *args.overrides]))
-    augment = setup.world.augment
+    augment = setup.context.augment
     if augment is None:
         raise SystemExit("data.augment: nothing is chosen, so there is nothing to draw")
     rows = setup.partition.trainers[0].train[:IMAGES]

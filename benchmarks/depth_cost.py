@@ -30,7 +30,7 @@ def main() -> None:
     common += ["data.val=0", "model.pretrained=false"]
     kinds = {"mixed depths": ["algorithm=fedra", f"capacity={DEPTHS}"], "all large": ["algorithm=alllarge"]}
     setups = {name: prepared(load_config([*common, *overrides])) for name, overrides in kinds.items()}
-    executors = {name: InlineExecutor(setup.world, setup.weights) for name, setup in setups.items()}
+    executors = {name: InlineExecutor(setup.context, setup.weights) for name, setup in setups.items()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(args.repeats + 1):
         for name, setup in setups.items():

@@ -54,7 +54,7 @@ def curve(method: str, seed: int, rounds: int, more: list[str]) -> dict[int, tup
     """Percent on test images, and on the clients' training images, of the global model, every fifth round."""
     overrides = [f"algorithm={method}", f"capacity={CAPACITIES[MIXED]}", f"seed={seed}", f"rounds={rounds}"]
     setup = prepared(load_config([*overrides, "cluster=inline", "evaluation.every=5", *more]))
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     points = {}
     for done in run_rounds(setup.experiment, executor, setup.start):
         number = done.row["round"]

@@ -58,9 +58,9 @@ def main() -> None:
         ]  # fmt: skip
         kept_setup = prepared(load_config(overrides))
         plain_setup = prepared(load_config([*overrides, "train.cache_features=off"]))
-        kept = timed(kept_setup, InlineExecutor(kept_setup.world, kept_setup.weights))
-        forgot = timed(kept_setup, Forgetful(kept_setup.world, kept_setup.weights))
-        online = timed(plain_setup, InlineExecutor(plain_setup.world, plain_setup.weights))
+        kept = timed(kept_setup, InlineExecutor(kept_setup.context, kept_setup.weights))
+        forgot = timed(kept_setup, Forgetful(kept_setup.context, kept_setup.weights))
+        online = timed(plain_setup, InlineExecutor(plain_setup.context, plain_setup.weights))
     difference = max(float((kept[2][n] - v).abs().max()) for n, v in online[2].items())
     cached = min(kept[0][1:])
     encoded = min(online[0][1:])

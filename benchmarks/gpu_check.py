@@ -62,7 +62,7 @@ from rayfed.fast import fast_passes
 from rayfed.fast.dropout import use_counted_dropout
 from rayfed.fast.graphs import graphs_in
 from rayfed.fast.member import MemberPasses
-from rayfed.federation.executor import Visit
+from rayfed.federation.executor import CallTiming
 from rayfed.federation.method_registry import METHODS
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
@@ -459,7 +459,7 @@ def _with_graphs(place: Place, *train: str) -> tuple[str, Any]:
 
 
 def _digest_and_graphs(setup: Setup, device: torch.device) -> tuple[str, Any]:
-    executor = InlineExecutor(setup.world, setup.weights, device=device)
+    executor = InlineExecutor(setup.context, setup.weights, device=device)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     return digest(last.state.params), graphs_in(executor.worker.model)
 
@@ -516,7 +516,7 @@ def clients(place: Place) -> Iterator[Row]:
 def _round_of(place: Place, number: int, images: int, train: Sequence[str]) -> float:
     """Seconds of a round, the median of three after two, in this process."""
     setup = many(place, number, images, "train.precision=bf16", f"rounds={REPEATS + 2}", *train)
-    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
+    executor = InlineExecutor(setup.context, setup.weights, device=place.device)
     rounds = run_rounds(setup.experiment, executor, setup.start)
     next(rounds)
     next(rounds)
@@ -552,7 +552,7 @@ def _plain_round_of(place: Place, number: int, images: int) -> float:
 
 def _plain_network(setup: Setup, device: torch.device, precision: Precision) -> Backbone:
     """The network as torch computes it; in bf16 it is stored and cast as the engine does it."""
-    net = setup.world.skeleton()
+    net = setup.context.skeleton()
     attach(net, setup.weights)
     net.to(device).train()
     net.mixed = precision == "bf16"
@@ -592,8 +592,8 @@ def trained(place: Place, precision: Precision, resident: bool) -> Row:
     setup = lora(place, f"train.precision={precision}", f"data.resident={resident}")
     gc.collect()
     reset_peak(place.device)
-    executor = InlineExecutor(setup.world, setup.weights, device=place.device)
-    visits: list[Visit] = []
+    executor = InlineExecutor(setup.context, setup.weights, device=place.device)
+    visits: list[CallTiming] = []
     executor.on_visit = visits.append
     list(run_rounds(setup.experiment, executor, setup.start))
     images = next(iter(setup.experiment.clients.values())).num_examples
@@ -655,7 +655,7 @@ def plan(place: Place) -> Iterator[Row]:
     """Planned memory of a client actor, measured in a new process, and the peak of its training."""
     known = trained(place, "fp32", resident=True)["peak_gigabytes"]
     setup = lora(place, "data.resident=true")
-    found = measure(setup.experiment, setup.world, on_gpu=place.device.type == "cuda")
+    found = measure(setup.experiment, setup.context, on_gpu=place.device.type == "cuda")
     total, planned = found.device_total, round(found.device_bytes / 1e9, 3)
     row = {
         "planned_gigabytes": planned,
@@ -702,7 +702,7 @@ def planned_short(place: Place, most: int | None) -> Row:
     said = ""
     with short_of_memory(place.device, most):
         try:
-            largest_client(setup.experiment, setup.world, place.device, setup.weights)
+            largest_client(setup.experiment, setup.context, place.device, setup.weights)
         except ResourceError as err:
             said = one_line(err)
     row = {"what": "a plan that does not fit", "message": said}

@@ -65,7 +65,7 @@ def updates(setup: Setup, group: int, exact: bool = False) -> list[Tensor]:
         group: Number of clients that share their passes.
         exact: Compute in float64.
     """
-    executor = Recording(setup.world, setup.weights)
+    executor = Recording(setup.context, setup.weights)
     start = setup.start
     local = setup.experiment.local
     if exact:

@@ -115,7 +115,7 @@ def joint(shape: Shape, batch: int, group: int, all_tokens: bool = False) -> Run
 
     x, y = batches(shape, batch, group)
     tuned = (f"tuning.rank={RANK}", "tuning.dropout=0", "model.pretrained=false", *shape.overrides)
-    model = small_setup("algorithm=fedavg", "model.options={}", *tuned).world.build().train()
+    model = small_setup("algorithm=fedavg", "model.options={}", *tuned).context.build().train()
     use_joint_adapters(model)
     use_direct_attention(model)
     if not all_tokens:

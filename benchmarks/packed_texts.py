@@ -123,9 +123,9 @@ def setup_of(kind: str, folder: Path, model: Path, batch: int) -> Setup:
 
 def rounds_of(setup: Setup, group: int, packs: bool) -> Callable[[], object]:
     """Takes the next round of an experiment each time that it is called."""
-    world = replace(setup.world, train=replace(setup.world.train, pack_texts=packs))
+    context = replace(setup.context, train=replace(setup.context.train, pack_texts=packs))
     experiment = replace(setup.experiment, group=group)
-    rows = run_rounds(experiment, InlineExecutor(world, setup.weights), setup.start)
+    rows = run_rounds(experiment, InlineExecutor(context, setup.weights), setup.start)
     return lambda: next(rows)
 
 
@@ -158,7 +158,7 @@ class Plain:
 
     def __init__(self, kind: str, setup: Setup, model: Path, batch: int) -> None:
         self.kind, self.batch = kind, batch
-        self.net = plain_model(kind, model, setup.world.num_classes)
+        self.net = plain_model(kind, model, setup.context.num_classes)
         self.live = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
         self.values = {name: p.detach().clone() for name, p in self.live.items()}
         inputs: Any = setup.dataset.images
@@ -209,8 +209,8 @@ def scorings(setup: Setup, plain: Plain, source: Path, model: Path) -> dict[str,
     parts = [slice(i, i + SCORED) for i in range(0, len(rows), SCORED)]
 
     def by_engine(packs: bool) -> Callable[[], object]:
-        world = replace(setup.world, train=replace(setup.world.train, pack_texts=packs))
-        net = InlineExecutor(world, setup.weights).worker.model.eval()
+        context = replace(setup.context, train=replace(setup.context.train, pack_texts=packs))
+        net = InlineExecutor(context, setup.weights).worker.model.eval()
         return torch.no_grad()(lambda: [net(torch.from_numpy(inputs[part]).long()) for part in parts])
 
     by_hand = torch.no_grad()(lambda: [plain.output(rows[part]) for part in parts])
@@ -245,7 +245,7 @@ def main() -> None:
         {"intents": write_intents, "answers": write_answers}[args.kind](args.data, folder)
         model = args.model.absolute() if args.kind == "intents" else folder / "model"
         setup = setup_of(args.kind, folder, model, args.batch)
-        if setup.world.train.pack_texts is not True:
+        if setup.context.train.pack_texts is not True:
             raise SystemExit(" ".join(setup.notes))
         plain = Plain(args.kind, setup, model, args.batch)
         sides: dict[str, Callable[[], object]] = {"plain": plain.round}

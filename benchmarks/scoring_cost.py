@@ -71,9 +71,9 @@ def main() -> None:
             ]
         )
         setup = prepared(config)
-        sizes = [len(setup.world.splits[one.id]["test"]) for one in setup.experiment.sets]
+        sizes = [len(setup.context.splits[one.id]["test"]) for one in setup.experiment.sets]
         print(f"{len(sizes)} test sets with {sum(sizes)} images, {len(setup.experiment.packs)} packs")
-        trained = [len(setup.world.splits[client]["train"]) for client in setup.experiment.clients]
+        trained = [len(setup.context.splits[client]["train"]) for client in setup.experiment.clients]
         print(f"{min(trained)} to {max(trained)} training images of a client")
         (folder / "run" / "model").mkdir(parents=True)
         rows = []

@@ -36,13 +36,13 @@ def probe() -> Any:
 
     @ray.remote(num_cpus=0.1)
     class Resident:
-        def load(self, world: Any, weights: Any) -> dict[str, float]:
+        def load(self, context: Any, weights: Any) -> dict[str, float]:
             import torch
 
             from rayfed.models.shared_weights import attach
 
             torch.set_num_threads(1)
-            self.model = world.skeleton()
+            self.model = context.skeleton()
             self.before = memory_of(os.getpid())
             attach(self.model, weights)
             self.model.train()
@@ -59,12 +59,12 @@ def build_world() -> Any:
     """A world with the model, and without data."""
     from pathlib import Path
 
-    from rayfed.executors.worker import World
+    from rayfed.executors.worker import ClientContext
     from rayfed.federation.train_config import TrainConfig
     from rayfed.models.model_config import ModelConfig
     from rayfed.tuning.lora import Lora
 
-    return World(
+    return ClientContext(
         seed=0,
         model=ModelConfig(name=MODEL, pretrained=False),
         tuning=Lora(),
@@ -82,8 +82,8 @@ def main() -> None:
 
     import ray
 
-    world = build_world()
-    weights = world.weights()
+    context = build_world()
+    weights = context.weights()
     size = sum(array.nbytes for array in weights.values()) / MB
     ray.init(address="local", include_dashboard=False, logging_level="error")
     reference = ray.put(dict(weights))
@@ -93,7 +93,7 @@ def main() -> None:
     for total in (1, count):
         new = [resident.remote() for _ in range(total - len(actors))]
         for actor in new:  # in turn, because simultaneous imports slow each other down
-            ray.get(actor.load.remote(world, reference))
+            ray.get(actor.load.remote(context, reference))
         actors += new
         memory = ray.get([actor.measure.remote() for actor in actors])
         pss = sum(f["pss"] for f in memory)

@@ -98,11 +98,11 @@ class Case:
 
     def _round(self, setup: Setup, steps: int) -> Counts:
         """Counts of the second round."""
-        world = replace(setup.world, train=replace(setup.world.train, local_steps=steps))
+        context = replace(setup.context, train=replace(setup.context.train, local_steps=steps))
         experiment = replace(setup.experiment, rounds=2)
         mixed = mixed_precision() if self.precision == "bf16" else nullcontext()
         with pretended() as device, mixed:
-            executor = InlineExecutor(world, setup.weights, device=device.name)
+            executor = InlineExecutor(context, setup.weights, device=device.name)
             rounds = run_rounds(experiment, executor, setup.start)
             next(rounds)
             device.counts.clear()

@@ -173,7 +173,7 @@ def diagnose(config: Request) -> Diagnosis:
         config = replace(config, cluster=replace(config.cluster, gpus_per_actor=0))
     stage(f"running the largest client twice in a new process: {work_of_largest(setup)}")
     has_gpu = any(node.get("GPU", 0) for node in nodes) and config.cluster.gpus_per_actor != 0
-    measured = measure(setup.experiment, setup.world, on_gpu=kind.needs_cluster and has_gpu)
+    measured = measure(setup.experiment, setup.context, on_gpu=kind.needs_cluster and has_gpu)
     mps = mps_runs()
     sizes = (measured.device_total,) if measured.device_total else COMMON_GPUS
     gpu_actors = {gpu: actors_on(measured.device_free or gpu, measured.device_bytes, mps) for gpu in sizes}
@@ -206,7 +206,7 @@ def diagnose(config: Request) -> Diagnosis:
         disk=disk,
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
-        examples=setup.world.objective.examples,
+        examples=setup.context.objective.examples,
     )
 
 
@@ -302,17 +302,17 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
     from rayfed.sampling.base import usual_size
 
     experiment = setup.experiment
-    work = costs(experiment, setup.world.train)
+    work = costs(experiment, setup.context.train)
     reference = reference or work[measured.client] or 1.0
     cohort = usual_size(experiment.clients, experiment.clients_per_round, experiment.sampling)
     drawn = min(1.0, cohort / len(work))
     # In units of the measured call; a round takes at least as long as its slowest client.
     units = max(drawn * sum(work.values()) / lanes, max(work.values())) / reference
-    splits = setup.world.splits
+    splits = setup.context.splits
     images = sum(len(splits[s.id]["test"]) for s in experiment.sets)
     val = experiment.validation_split
     images += _number_of_examples(experiment.validate, splits, val)
-    images += _number_of_examples(experiment.personal, splits, setup.world.personal_split)
+    images += _number_of_examples(experiment.personal, splits, setup.context.personal_split)
     images += _number_of_examples(experiment.validate_personal, splits, val)
     scoring = measured.scoring_s * images / (measured.scored or 1) / lanes
     every = experiment.evaluate_every

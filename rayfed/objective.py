@@ -382,7 +382,7 @@ class OwnObjective(Objective):
             "percent": metric in task.percent,
         }
         vars(self).update(own | of_texts)
-        learn(self)
+        register_metric(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnObjective, (self._of, self._texts, self.kinds, self.writes)
@@ -629,7 +629,7 @@ METRICS = {o.metric: Metric(o.larger, o.percent, o.metric in o.over_set) for o i
 """The metrics of tables and figures by name; `learn` adds those of tasks of users."""
 
 
-def learn(about: Objective | Mapping[str, Any]) -> None:
+def register_metric(about: Objective | Mapping[str, Any]) -> None:
     """Let this process know the metric of a task of a user, or of one that a run folder describes.
 
     Args:

@@ -39,8 +39,8 @@ from rayfed.data.preparation import prepare as prepare_data
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of
 from rayfed.data.text import Text, Tokens
-from rayfed.engine.loop import Training, run_rounds
-from rayfed.engine.record_rounds import Keeping, record_rounds
+from rayfed.engine.loop import RoundPlan, run_rounds
+from rayfed.engine.record_rounds import RecordSettings, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import encode
@@ -129,7 +129,7 @@ def two_actors(setup: Setup) -> Iterator[Executor]:
 
     with connection("local", num_cpus=2, num_gpus=0, dashboard=False):
         weights = ray.put(dict(setup.weights))
-        executor = RayExecutor(ray.put(setup.world), weights, ["a", "b"], [{"num_cpus": 0}] * 2)
+        executor = RayExecutor(ray.put(setup.context), weights, ["a", "b"], [{"num_cpus": 0}] * 2)
         try:
             yield executor
         finally:
@@ -182,19 +182,19 @@ def says_what_it_is(name: str, overrides: Sequence[str] = ()) -> None:
 def leaves_messages_and_frozen_weights_alone(name: str, overrides: Sequence[str] = ()) -> None:
     """The method does not change messages or frozen weights, and all values stay finite."""
     setup = _setup(name, overrides)
-    executor = WatchingExecutor(setup.world, setup.weights)
+    executor = WatchingExecutor(setup.context, setup.weights)
     frozen = executor.worker.checksum()
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     assert executor.worker.checksum() == frozen, f"{name}: a frozen weight was changed"
     _check_finite(name, last.state.params)
     assert last.row["round"] == setup.experiment.rounds
-    assert 0 <= last.row[setup.world.objective.metric] <= 1
+    assert 0 <= last.row[setup.context.objective.metric] <= 1
 
 
 def survives_a_client_with_one_example(name: str, overrides: Sequence[str] = ()) -> None:
     """A client with a single training example does not break a round."""
     setup = _setup(name, (*ONE_EXAMPLE, *overrides))
-    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     _check_finite(name, last.state.params)
 
 
@@ -238,7 +238,7 @@ def same_tensors_on_actors(
     """
     setup = _setup(name, overrides)
     experiment = replace(setup.experiment, clients_per_round=min(2, len(setup.experiment.clients)))
-    *_, here = run_rounds(experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     with pool(setup) as executor:
         *_, there = run_rounds(experiment, executor, setup.start)
     assert digest(here.state.params) == digest(there.state.params), f"{name}: actors give other tensors"
@@ -258,7 +258,7 @@ def _setup(name: str, overrides: Sequence[str]) -> Setup:
     return small_setup(f"algorithm={name}", DOMAINS, *overrides)
 
 
-def _with_missing_clients(experiment: Training) -> Training:
+def _with_missing_clients(experiment: RoundPlan) -> RoundPlan:
     """The experiment with faults: some clients drop out in round 1, all in round 2, one in round 3."""
     ids = list(experiment.clients)
     assert experiment.faults is not None
@@ -268,12 +268,14 @@ def _with_missing_clients(experiment: Training) -> Training:
 
 
 def _record(
-    setup: Setup, experiment: Training, path: Path, rounds: int | None = None, resume: bool = False
+    setup: Setup, experiment: RoundPlan, path: Path, rounds: int | None = None, resume: bool = False
 ) -> list[dict[str, Any]]:
     """Run all rounds, or the first `rounds`, and record them in a folder, with a new executor."""
     path.mkdir(exist_ok=True)
-    executor = InlineExecutor(setup.world, setup.weights)
-    running = record_rounds(experiment, executor, setup.start, Keeping(path=path, domains={}, resume=resume))
+    executor = InlineExecutor(setup.context, setup.weights)
+    running = record_rounds(
+        experiment, executor, setup.start, RecordSettings(path=path, domains={}, resume=resume)
+    )
     rows = [without_times(row) for row in islice(running, rounds)]
     running.close()
     return rows
@@ -525,7 +527,7 @@ def play(overrides: Sequence[str], device: str | torch.device = "cpu", resume: b
     setup = prepared(config)
     path = Path(config.output or tempfile.mkdtemp(prefix="rayfed-play-"))
     path.mkdir(parents=True, exist_ok=True)
-    executor = InlineExecutor(setup.world, setup.weights, config.failures, device)
-    keeping = Keeping.of(setup, path, resume)
+    executor = InlineExecutor(setup.context, setup.weights, config.failures, device)
+    keeping = RecordSettings.of(setup, path, resume)
     *_, last = record_rounds(setup.experiment, executor, setup.start, keeping)
     return Run(path, last["sha256"], config)

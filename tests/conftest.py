@@ -270,15 +270,15 @@ def pool_of_two(ray_cluster: None) -> Iterator[Callable[[Any], Any]]:
     def make(setup: Any) -> RayExecutor:
         weights = ray.put(dict(setup.weights))
         if not pools:
-            pools.append(RayExecutor(ray.put(setup.world), weights, ["a", "b"], [{"num_cpus": 0}] * 2))
+            pools.append(RayExecutor(ray.put(setup.context), weights, ["a", "b"], [{"num_cpus": 0}] * 2))
             pools[0].wait_until_up()
             return pools[0]
         pool = pools[0]
         pool.forget()
-        pool._world, pool._weights = ray.put(setup.world), weights  # for actors that start anew
+        pool._world, pool._weights = ray.put(setup.context), weights  # for actors that start anew
         again = [
             lane.actor.__ray_call__.remote(
-                lambda self, *new: self.__init__(*new), lane.name, setup.world, weights
+                lambda self, *new: self.__init__(*new), lane.name, setup.context, weights
             )
             for lane in pool.lanes
         ]

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from rayfed.engine.loop import run_rounds
 from rayfed.engine.setup import Setup
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.worker import Weights, World
+from rayfed.executors.worker import ClientContext, Weights
 from rayfed.federation.executor import Call
 from rayfed.models.put_back import PutBack
 from rayfed.types import Params, Update
@@ -153,8 +153,8 @@ def _tensors(values: Any) -> dict[Any, Tensor]:
 class Exact(InlineExecutor):
     """Computes in float64 what clients compute in float32, with the same random numbers."""
 
-    def __init__(self, world: World, weights: Weights, *rest: Any, **options: Any) -> None:
-        super().__init__(replace(world, features=""), weights, *rest, **options)
+    def __init__(self, context: ClientContext, weights: Weights, *rest: Any, **options: Any) -> None:
+        super().__init__(replace(context, features=""), weights, *rest, **options)
         worker = self.worker
         worker.model.double()
         worker.put_back = PutBack(worker.model)
@@ -183,7 +183,7 @@ def exactly_trained(setup: Setup) -> Params:
     """The tensors of the server after all rounds of an experiment, in float64."""
     exact = exact_setup(setup)
     with exact_numbers():
-        *_, last = run_rounds(exact.experiment, Exact(exact.world, exact.weights), exact.start)
+        *_, last = run_rounds(exact.experiment, Exact(exact.context, exact.weights), exact.start)
     return last.state.params
 
 

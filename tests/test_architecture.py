@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rayfed import Experiment, Local, Method, Server, Update
-from rayfed.engine.loop import Training
+from rayfed.engine.loop import RoundPlan
 from rayfed.experiment.plan import prepared
 from rayfed.federation.cohort import Cohort, Federation
 from rayfed.run import main
@@ -234,8 +234,8 @@ def test_the_classes_that_carry_an_experiment_are_where_the_page_says():
     found = {name: getattr(importlib.import_module(module), name) for name, module in carriers}
     assert all(is_dataclass(carrier) for carrier in found.values())
     shared = {one.name for one in fields(Federation)}
-    assert {one.name for one in fields(Training)} >= shared <= {one.name for one in fields(Cohort)}
-    own = set(Training.__annotations__), set(Cohort.__annotations__)
+    assert {one.name for one in fields(RoundPlan)} >= shared <= {one.name for one in fields(Cohort)}
+    own = set(RoundPlan.__annotations__), set(Cohort.__annotations__)
     assert not shared & (own[0] | own[1])
     assert own[0] & own[1] == {"capacity"}  # drawn anew in a round where the experiment has none
 

@@ -54,7 +54,7 @@ def test_it_runs_in_one_process(name):
 def test_actors_give_the_tensors_of_one_process(name, pool_of_two):
     """The functions and classes of the program travel by value."""
     setup = prepared(experiment(name).config())
-    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     *_, there = run_rounds(setup.experiment, pool_of_two(setup), setup.start)
     assert digest(here.state.params) == digest(there.state.params)
 

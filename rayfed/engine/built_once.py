@@ -22,7 +22,7 @@ from rayfed.types import Params, num_bytes, rank_axes
 T = TypeVar("T")
 
 
-class Shared:
+class Memo:
     """Remembers what was made for an earlier experiment, by everything that it depends on."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Shared:
         self._purpose = ""
         self._last: dict[str, str] = {}
 
-    def once(self, what: str, depends_on: object, make: Callable[[], T]) -> T:
+    def get(self, what: str, depends_on: object, make: Callable[[], T]) -> T:
         """Return `make()`, or its result for an earlier equal value of `depends_on`.
 
         Args:
@@ -58,7 +58,7 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class ModelFacts:
     """The facts about a built model that an experiment needs.
 
     Attributes:
@@ -112,12 +112,12 @@ class Built:
             raise ConfigError(self.no_blocks)
         return self.stack if by_block else self.blocks
 
-    def without(self, names: Collection[str]) -> Built:
+    def without(self, names: Collection[str]) -> ModelFacts:
         """The same where tensors of these names are not sent."""
         return replace(self, start={n: v for n, v in self.start.items() if n not in names})
 
     @classmethod
-    def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> Built:
+    def of(cls, model: Backbone, *, buffers: bool, keeps_features: bool, half: bool) -> ModelFacts:
         """The facts about a model that an experiment needs.
 
         Args:

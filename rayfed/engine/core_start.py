@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.devices import settings_restored
-from rayfed.engine.loop import Training
+from rayfed.engine.loop import RoundPlan
 from rayfed.errors import ConfigError
-from rayfed.executors.worker import Weights, Worker, World
+from rayfed.executors.worker import ClientContext, Weights, Worker
 from rayfed.federation.client import Client
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -38,11 +38,13 @@ MOST_CLIENTS = 32
 
 
 @settings_restored()
-def core_start(world: World, weights: Weights, start: Params, experiment: Training) -> tuple[Weights, Params]:
+def core_start(
+    context: ClientContext, weights: Weights, start: Params, experiment: RoundPlan
+) -> tuple[Weights, Params]:
     """All initial tensors, and those that are sent, with the start values that the tuning asks for.
 
     Args:
-        world: What a process needs to run clients.
+        context: What a process needs to run clients.
         weights: All initial tensors by module name.
         start: Initial values of the tensors that are sent and trained, by global name.
         experiment: The clients and their method.
@@ -51,7 +53,7 @@ def core_start(world: World, weights: Weights, start: Params, experiment: Traini
         ConfigError: The tuning begins with gradients of the clients, which the noise of the channel should
             hide.
     """
-    scheme = getattr(world.tuning, "inner", world.tuning)
+    scheme = getattr(context.tuning, "inner", context.tuning)
     if not (isinstance(scheme, Lora) and scheme.core and scheme.core_start == "gradient"):
         return weights, start
     if experiment.channel.noise:
@@ -61,8 +63,8 @@ def core_start(world: World, weights: Weights, start: Params, experiment: Traini
         )
     stage("computing the first gradients")
     clients = [*experiment.clients]
-    worker = Worker(world, weights)
-    order = generator(world.seed, "core start").permutation(len(clients))
+    worker = Worker(context, weights)
+    order = generator(context.seed, "core start").permutation(len(clients))
     task, sent = partial(gradients, experiment.local), Broadcast(round=0, params=start)
     calls = [
         Call(client=clients[i], task=task, tag="core start", sent=sent) for i in sorted(order[:MOST_CLIENTS])
@@ -70,10 +72,12 @@ def core_start(world: World, weights: Weights, start: Params, experiment: Traini
     updates = [worker.call(call, {})[0] for call in calls]
     total = sum(update.num_examples for update in updates)
     values, own = dict(weights), dict(start)
-    for site in core_sites(world.skeleton()):
+    for site in core_sites(context.skeleton()):
         parts = [update.extra[site.layer] * (update.num_examples / total) for update in updates]
-        change = first_step(torch.stack(parts).sum(0), world.train, world.train.rate(0, world.rounds))
-        for name, value in zip((site.a, site.b, site.c), split(change, site.rank, site.scale), strict=True):
+        change = first_step(torch.stack(parts).sum(0), context.train, context.train.rate(0, context.rounds))
+        for name, value in zip(
+            (site.a, site.b, site.c), factor_update(change, site.rank, site.scale), strict=True
+        ):
             values[name] = as_array(value, weights[name])
         own[global_name(site.c)] = torch.from_numpy(values[site.c]).clone()
     return values, own
@@ -120,7 +124,7 @@ def first_step(gradient: Tensor, train: TrainConfig, lr: float) -> Tensor:
     return weight.detach()
 
 
-def split(change: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def factor_update(change: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Factors whose product scale B C A is the best approximation of a change of this rank.
 
     Args:

@@ -165,7 +165,7 @@ def score_adapted(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Federation):
+class RoundPlan(Federation):
     """Everything the loop needs except an executor and initial values; together they determine all results.
 
     Attributes:
@@ -214,7 +214,7 @@ class Training(Federation):
 
 
 def run_rounds(
-    experiment: Training,
+    experiment: RoundPlan,
     executor: Executor,
     start: Params,
     state: ServerState | None = None,
@@ -276,7 +276,7 @@ def checked_state(server: Server, state: Any) -> ServerState:
     )
 
 
-def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
+def scores_of(experiment: RoundPlan, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
     """Scores of the models of the server after a round, by name; empty: they are not due."""
     scores: dict[str, Evaluation] = {}
     if is_due(experiment.evaluate_every, cohort.round, experiment.rounds):
@@ -294,7 +294,7 @@ def scores_of(experiment: Training, cohort: Cohort, state: ServerState) -> dict[
     return scores
 
 
-def ask_deployed(experiment: Training, cohort: Cohort, state: ServerState) -> list[Answer | Update]:
+def ask_deployed(experiment: RoundPlan, cohort: Cohort, state: ServerState) -> list[Answer | Update]:
     """Answers with the scores of the models that clients would deploy, of all whose scores are wanted.
 
     A client that trained in this round has scored its model after its training. Each other one scores what it
@@ -326,7 +326,7 @@ def ask_deployed(experiment: Training, cohort: Cohort, state: ServerState) -> li
 
 
 def _of_deployed(
-    experiment: Training, sets: tuple[EvaluationSet, ...], answers: Sequence[Answer | Update], name: str
+    experiment: RoundPlan, sets: tuple[EvaluationSet, ...], answers: Sequence[Answer | Update], name: str
 ) -> Evaluation:
     """Scores of the models that clients would deploy. Args: name: as of `of_deployed`."""
     return evaluation(sets, of_deployed(answers, name), experiment.objective, len(experiment.clients))
@@ -356,7 +356,7 @@ def server_errors(server: Server, round: int) -> Iterator[None]:
 
 
 def close_round(
-    experiment: Training, state: ServerState, cohort: Cohort, after: ServerState | None
+    experiment: RoundPlan, state: ServerState, cohort: Cohort, after: ServerState | None
 ) -> ServerState:
     """The state after a round, with its virtual time.
 
@@ -390,7 +390,7 @@ def is_due(every: int, round: int, rounds: int) -> bool:
     return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
 
 
-def draw_cohort(experiment: Training, executor: Executor, state: ServerState) -> Cohort:
+def draw_cohort(experiment: RoundPlan, executor: Executor, state: ServerState) -> Cohort:
     """Draw the clients of a round, and their capacities where these are drawn in each round.
 
     What a rule asks of clients is in the ledger of the cohort.
@@ -416,7 +416,7 @@ def draw_cohort(experiment: Training, executor: Executor, state: ServerState) ->
     return replace(drawn, ledger=empty.ledger)
 
 
-def _losses(experiment: Training, empty: Cohort, state: ServerState, ids: Sequence[str]) -> dict[str, float]:
+def _losses(experiment: RoundPlan, empty: Cohort, state: ServerState, ids: Sequence[str]) -> dict[str, float]:
     """The loss of the global model on the training examples of clients, for a rule that draws by it.
 
     Args:
@@ -436,7 +436,7 @@ def _losses(experiment: Training, empty: Cohort, state: ServerState, ids: Sequen
 
 
 def cohort_of(
-    experiment: Training, executor: Executor, round: int, ids: tuple[str, ...], time: float = 0.0
+    experiment: RoundPlan, executor: Executor, round: int, ids: tuple[str, ...], time: float = 0.0
 ) -> Cohort:
     """A cohort of these clients in a round.
 
@@ -457,7 +457,7 @@ def cohort_of(
 
 
 def score_without(
-    experiment: Training, executor: Executor, state: ServerState
+    experiment: RoundPlan, executor: Executor, state: ServerState
 ) -> dict[str, dict[str, Any]] | None:
     """Score the final model with the trained tensors of each kind put back to their start values.
 
@@ -490,7 +490,7 @@ def score_without(
 
 
 def score_global(
-    experiment: Training, cohort: Cohort, state: ServerState, instead: Params | None = None
+    experiment: RoundPlan, cohort: Cohort, state: ServerState, instead: Params | None = None
 ) -> Evaluation:
     """Score the global model on all test sets; this traffic is not counted as the method's.
 
@@ -505,12 +505,12 @@ def score_global(
     return evaluation(experiment.sets, answers, experiment.objective, _population(experiment))
 
 
-def _population(experiment: Training) -> int:
+def _population(experiment: RoundPlan) -> int:
     return experiment.population or len(experiment.clients)
 
 
 def score_on(
-    experiment: Training,
+    experiment: RoundPlan,
     cohort: Cohort,
     ids: tuple[str, ...],
     state: ServerState,
@@ -568,7 +568,7 @@ def unpack(pack: Pack, answer: Update, goal: Objective) -> Iterator[Update]:
 
 
 def validation(
-    experiment: Training, cohort: Cohort, state: ServerState, answers: Sequence[Answer | Update]
+    experiment: RoundPlan, cohort: Cohort, state: ServerState, answers: Sequence[Answer | Update]
 ) -> dict[str, float]:
     """Metrics and loss on the validation examples, as `val_<metric>` and `val_loss`.
 

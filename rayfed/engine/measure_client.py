@@ -34,13 +34,13 @@ from rayfed.devices import (
     settings_restored,
     total_memory,
 )
-from rayfed.engine.loop import Training, cohort_of, score_global
+from rayfed.engine.loop import RoundPlan, cohort_of, score_global
 from rayfed.engine.memory import count_cost
 from rayfed.engine.setup import Setup
 from rayfed.errors import BusyError, ConfigError, DeviceMemoryError, RayFedError, ResourceError, one_line
 from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.inline import InlineExecutor
-from rayfed.executors.worker import Weights, World
+from rayfed.executors.worker import ClientContext, Weights
 from rayfed.federation.cohort import Cohort
 from rayfed.federation.executor import Call, Policy
 from rayfed.federation.train_config import TrainConfig, override
@@ -140,16 +140,16 @@ class Measurement:
     state_bytes: int
 
 
-def measure(experiment: Training, world: World, on_gpu: bool = False) -> Measurement:
+def measure(experiment: RoundPlan, context: ClientContext, on_gpu: bool = False) -> Measurement:
     """Run the largest client for two rounds in a new process, which ends with this call.
 
     Raises:
         RayFedError: The client failed.
         ResourceError: The process died, or the GPU has too little memory; says what would fit.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(theirs, experiment, world, on_gpu), daemon=True)
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=_report, args=(theirs, experiment, context, on_gpu), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -169,7 +169,7 @@ def measure(experiment: Training, world: World, on_gpu: bool = False) -> Measure
     return measured
 
 
-def costs(experiment: Training, train: TrainConfig) -> dict[str, float]:
+def costs(experiment: RoundPlan, train: TrainConfig) -> dict[str, float]:
     """Relative work of every client: examples in all its steps, times the share of the blocks it holds."""
     depth = experiment.depth
     drawn = dict.fromkeys(experiment.clients, (depth + 1) / 2)  # the mean of 1..depth
@@ -180,10 +180,10 @@ def costs(experiment: Training, train: TrainConfig) -> dict[str, float]:
     }
 
 
-def _report(pipe: Any, experiment: Training, world: World, on_gpu: bool) -> None:
+def _report(pipe: Any, experiment: RoundPlan, context: ClientContext, on_gpu: bool) -> None:
     try:
         device = "cuda:0" if on_gpu and torch.cuda.is_available() else HOST
-        pipe.send(largest_client(experiment, world, torch.device(device)))
+        pipe.send(largest_client(experiment, context, torch.device(device)))
     except RayFedError as err:
         pipe.send(err)
     except Exception as err:
@@ -192,13 +192,13 @@ def _report(pipe: Any, experiment: Training, world: World, on_gpu: bool) -> None
 
 
 def largest_client(
-    experiment: Training, world: World, device: torch.device, weights: Weights | None = None
+    experiment: RoundPlan, context: ClientContext, device: torch.device, weights: Weights | None = None
 ) -> Measurement:
     """Run the largest client for two rounds in this process.
 
     Args:
         experiment: The experiment.
-        world: What a process needs to run its clients.
+        context: What a process needs to run its clients.
         device: Where the client runs.
         weights: All tensors of the initial model; None: they are made here.
 
@@ -206,15 +206,15 @@ def largest_client(
         RayFedError: The client failed.
         ResourceError: The device has too little memory; says which changes were tried and fit.
     """
-    cid = _largest(costs(experiment, world.train))
+    cid = _largest(costs(experiment, context.train))
     with suppress(DeviceMemoryError):
-        return _run_client(experiment, world, device, cid, weights)
+        return _run_client(experiment, context, device, cid, weights)
     # Tried only now: the traceback of the error, which kept the tensors of the failed visit, is gone.
     examples = experiment.clients[cid].num_examples
     fits = []
-    for key, changes in world.smaller.changes(examples).items():
+    for key, changes in context.smaller.changes(examples).items():
         for train in changes:
-            if _fits(experiment, replace(world, train=train), device, cid, weights):
+            if _fits(experiment, replace(context, train=train), device, cid, weights):
                 fits.append(override(train, key))
                 break
     raise ResourceError(
@@ -224,30 +224,30 @@ def largest_client(
 
 
 def _fits(
-    experiment: Training, world: World, device: torch.device, cid: str, weights: Weights | None
+    experiment: RoundPlan, context: ClientContext, device: torch.device, cid: str, weights: Weights | None
 ) -> bool:
     try:
-        _run_client(experiment, world, device, cid, weights)
+        _run_client(experiment, context, device, cid, weights)
     except DeviceMemoryError:
         return False
     return True
 
 
 def _run_client(
-    experiment: Training, world: World, device: torch.device, cid: str, weights: Weights | None
+    experiment: RoundPlan, context: ClientContext, device: torch.device, cid: str, weights: Weights | None
 ) -> Measurement:
     reset_peak(device)
     free, reserved = free_memory(device), reserved_memory(device)
     before = own_memory()
-    known = weights or world.weights()
-    lane = _Lane(world, known, Policy(watchdog=None), device)
-    together = [cid] if device == HOST else _group_of(experiment, world, cid)
+    known = weights or context.weights()
+    lane = TimedExecutor(context, known, Policy(watchdog=None), device)
+    together = [cid] if device == HOST else _group_of(experiment, context, cid)
     with peak_of_process() as memory:  # begins here, because actors map weights and read no files
-        played = _play(experiment, world, lane, together)
+        played = _play(experiment, context, lane, together)
     total = sum(array.nbytes for array in known.values())
     there = peak_memory(device)
     if there is None:
-        there = max(memory[0] - before, 0) + resident_bytes(world)
+        there = max(memory[0] - before, 0) + resident_bytes(context)
     all_there = total_memory(device) or 0
     own = int(CONTEXT) if free is None else min(all_there - free, int(CONTEXT))
     libraries = 0  # of CUDA, which load when they are used
@@ -264,7 +264,7 @@ def _run_client(
         scoring_s=lane.seconds,
         memory_bytes=max(memory[0] - total, 0),
         weights_bytes=total,
-        device_bytes=there + own + libraries + _other_features(experiment, world, lane),
+        device_bytes=there + own + libraries + _other_features(experiment, context, lane),
         device_total=all_there,
         device_free=0 if free is None else free + own,
         down_bytes=played.cohort.ledger.total("down") // len(together),
@@ -295,25 +295,25 @@ def batches_a_step(setup: Setup) -> float:
     Raises:
         RayFedError: The client failed.
     """
-    experiment, world = setup.experiment, setup.world
+    experiment, context = setup.experiment, setup.context
     if not experiment.server.trains:
         return 0.0
     cid = min(experiment.clients, key=lambda name: experiment.clients[name].num_examples)
-    lane = _Lane(world, world.weights(), Policy(watchdog=None), torch.device(HOST))
+    lane = TimedExecutor(context, context.weights(), Policy(watchdog=None), torch.device(HOST))
     state = replace(experiment.server.start(lane.worker.start_params()), round=0)
     cohort = _cohort_of(experiment, lane, 0, [cid])
     experiment.server.round(state, cohort, experiment.local)
-    return cohort.ledger.steps / world.train.steps(experiment.clients[cid].num_examples)
+    return cohort.ledger.steps / context.train.steps(experiment.clients[cid].num_examples)
 
 
-def _group_of(experiment: Training, world: World, cid: str) -> list[str]:
+def _group_of(experiment: RoundPlan, context: ClientContext, cid: str) -> list[str]:
     """A client and the largest other ones, as many as share their passes: a device holds the rows of all."""
-    every = costs(experiment, world.train)
+    every = costs(experiment, context.train)
     others = sorted((name for name in every if name != cid), key=lambda name: -every[name])
     return [cid, *others][: max(1, min(experiment.group, experiment.clients_per_round))]
 
 
-def _play(experiment: Training, world: World, lane: _Lane, cids: Sequence[str]) -> _Played:
+def _play(experiment: RoundPlan, context: ClientContext, lane: TimedExecutor, cids: Sequence[str]) -> _Played:
     """Two rounds of clients, and one scoring, whose seconds are those of the lane afterwards."""
     state = experiment.server.start(lane.worker.start_params())
     visits = []
@@ -328,7 +328,7 @@ def _play(experiment: Training, world: World, lane: _Lane, cids: Sequence[str]) 
     lane.seconds = 0.0
     scored = 0
     if experiment.evaluate_every and experiment.sets:
-        sizes = {s.id: len(world.splits[s.id]["test"]) for s in experiment.sets}
+        sizes = {s.id: len(context.splits[s.id]["test"]) for s in experiment.sets}
         chosen = _largest(sizes)
         some = replace(experiment, sets=tuple(s for s in experiment.sets if s.id == chosen))
         score_global(some, _cohort_of(experiment, lane, 1, cids), state)
@@ -336,27 +336,27 @@ def _play(experiment: Training, world: World, lane: _Lane, cids: Sequence[str]) 
     return _Played(visits=visits, server=rest, scored=scored, cohort=cohort, state=state)
 
 
-def _other_features(experiment: Training, world: World, lane: _Lane) -> int:
+def _other_features(experiment: RoundPlan, context: ClientContext, lane: TimedExecutor) -> int:
     """Bytes of the frozen features that an actor will keep of all clients and sets but the measured ones."""
     held = list(lane.worker.cache.values())
     if not (known := sum(map(len, held))):
         return 0
     size = sum(value.nbytes for value in held)
     every = sum(info.num_examples for info in experiment.clients.values())
-    every += sum(len(world.splits[scored.id]["test"]) for scored in experiment.sets)
-    return max(0, int(min(world.train.cache_memory, size / known * every)) - size)
+    every += sum(len(context.splits[scored.id]["test"]) for scored in experiment.sets)
+    return max(0, int(min(context.train.cache_memory, size / known * every)) - size)
 
 
-def resident_bytes(world: World) -> int:
+def resident_bytes(context: ClientContext) -> int:
     """Bytes of the examples that an actor would copy to a GPU with much free memory."""
-    if world.resident is False:
+    if context.resident is False:
         return 0
-    dataset = open_dataset(world.shard)
-    need = bytes_of(dataset.images, dataset.targets, world.splits)
-    return need if world.resident is True or need <= world.resident_bytes else 0
+    dataset = open_dataset(context.shard)
+    need = bytes_of(dataset.images, dataset.targets, context.splits)
+    return need if context.resident is True or need <= context.resident_bytes else 0
 
 
-def _cohort_of(experiment: Training, lane: _Lane, round: int, cids: Sequence[str]) -> Cohort:
+def _cohort_of(experiment: RoundPlan, lane: TimedExecutor, round: int, cids: Sequence[str]) -> Cohort:
     """A cohort of these clients, which are also the only clients of the experiment."""
     cohort = cohort_of(experiment, lane, round, tuple(cids))
     only = ClientTable.of({cid: experiment.clients[cid] for cid in cids})
@@ -369,7 +369,7 @@ def _largest(sizes: Mapping[str, float]) -> str:
     return max(sizes, key=lambda name: sizes[name])
 
 
-class _Lane(InlineExecutor):
+class TimedExecutor(InlineExecutor):
     """Runs calls in this process, as an actor does, and adds up their seconds."""
 
     seconds = 0.0
@@ -408,17 +408,17 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
         if is_our_own(cluster.address):
             nodes = [own_node(cluster.num_cpus, cluster.num_gpus)]
             gpus = plan_actors(cluster, setup.experiment, nodes).gpus
-            if needs_gpu(setup.world.train):
+            if needs_gpu(setup.context.train):
                 small = is_measured(cluster, nodes) and bool(too_small(setup, cluster))
-                check_gpu(setup.world.train, gpus > 0 and not small)
-    elif needs_gpu(setup.world.train):
+                check_gpu(setup.context.train, gpus > 0 and not small)
+    elif needs_gpu(setup.context.train):
         inline_device(setup, cluster)
     check_disk(path, (1 + checkpoints) * num_bytes(setup.start))
 
 
 def plan_actors(
     cluster: ClusterConfig,
-    experiment: Training,
+    experiment: RoundPlan,
     nodes: Sequence[Mapping[str, float]],
     per_gpu: int | None = None,
     mps: bool = False,
@@ -519,7 +519,7 @@ class GpuPlans:
             RayFedError: The measured client failed.
         """
         plan = self._plan(setup, cluster, weights, health)
-        check_gpu(setup.world.train, plan.gpus > 0)
+        check_gpu(setup.context.train, plan.gpus > 0)
         return plan
 
     def _plan(
@@ -606,20 +606,20 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
 
 def _work_of_example(setup: Setup) -> float | None:
     """Operations of training on one example, with all blocks; None: a part of the model cannot be counted."""
-    world = setup.world
-    whole = replace(world, train=replace(world.train, cache_features=False))  # they are computed once
-    cost = count_cost(world.skeleton(), whole, None, 0)
+    context = setup.context
+    whole = replace(context, train=replace(context.train, cache_features=False))  # they are computed once
+    cost = count_cost(context.skeleton(), whole, None, 0)
     if cost is None:
         return None
     load = cost.load(None)
-    return load.row + load.step / world.train.batch_size
+    return load.row + load.step / context.train.batch_size
 
 
 def work_of_largest(setup: Setup) -> str:
     """The largest client, its examples, and the operations of one of its visits, for the user."""
-    sizes = costs(setup.experiment, setup.world.train)
+    sizes = costs(setup.experiment, setup.context.train)
     client = _largest(sizes)
-    examples = setup.world.train.examples(setup.experiment.clients[client].num_examples)
+    examples = setup.context.train.examples(setup.experiment.clients[client].num_examples)
     work = (_work_of_example(setup) or 0.0) * examples / 1e9
     operations = f", up to {work:,.0f} GFLOP" if work >= 1 else ""
     return f"{client} with {examples:,} examples{operations} each time"
@@ -637,7 +637,7 @@ def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, s
     """
     device = chosen_device(cluster.device)
     small = "" if device == HOST else too_small(setup, cluster)
-    check_gpu(setup.world.train, device.type == "cuda" and not small)
+    check_gpu(setup.context.train, device.type == "cuda" and not small)
     return (HOST, small) if small else (device, "")
 
 
@@ -674,7 +674,7 @@ def measured_on_gpu(
         options,
     ):
         task = ray.remote(max_calls=1)(_visit).options(**options, max_retries=0)
-        reference = task.remote(setup.experiment, setup.world, weights)
+        reference = task.remote(setup.experiment, setup.context, weights)
         health.wait(reference)
         try:
             measured: tuple[Measurement, bool] | None = ray.get(reference)
@@ -709,7 +709,9 @@ def on_gpu(measured: Measurement, mps: bool, per_gpu: int) -> str:
     )
 
 
-def _visit(experiment: Training, world: World, weights: Weights) -> tuple[Measurement, bool] | None:
+def _visit(
+    experiment: RoundPlan, context: ClientContext, weights: Weights
+) -> tuple[Measurement, bool] | None:
     if not torch.cuda.is_available():
         return None
-    return largest_client(experiment, world, torch.device("cuda:0"), weights), mps_runs()
+    return largest_client(experiment, context, torch.device("cuda:0"), weights), mps_runs()

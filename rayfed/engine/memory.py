@@ -24,7 +24,7 @@ from rayfed.client_facts import ByClient
 from rayfed.config.design import Design
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, ResourceError, one_line
-from rayfed.executors.worker import World
+from rayfed.executors.worker import ClientContext
 from rayfed.federation.cohort import Cost, Load
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
@@ -286,12 +286,12 @@ def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]
             yield f"{where}.{key}: {value}", value
 
 
-def check_scored(design: Design, world: World) -> None:
+def check_scored(design: Design, context: ClientContext) -> None:
     """Check, before anything runs, that a model trained on other classes can score those of this data set.
 
     Args:
         design: The experiment; without `evaluation.model_of` nothing is checked.
-        world: What builds its model.
+        context: What builds its model.
 
     Raises:
         ConfigError: Its rounds would train, its model has no text tower, or the values that it trains belong
@@ -308,14 +308,14 @@ def check_scored(design: Design, world: World) -> None:
         raise ConfigError(
             f"rounds: {design.rounds}, but with evaluation.model_of nothing is trained; set rounds=1"
         )
-    model = world.skeleton()
+    model = context.skeleton()
     if model.text is None:
         raise ConfigError(
             f"model.name: the classifier of {model.label!r} has an output for each class that it was "
             f"trained on, and cannot score new ones; choose a model that makes it from the names of the "
             f"classes, such as model=clip_mini or clip_vit_b_16"
         )
-    one_more = replace(world, num_classes=world.num_classes + 1, classes=()).skeleton()
+    one_more = replace(context, num_classes=context.num_classes + 1, classes=()).skeleton()
     other = {name: entry.tensor.shape for name, entry in one_more.tensors().items() if entry.is_trained}
     for name, entry in model.tensors().items():
         if entry.is_trained and other[name] != entry.tensor.shape:
@@ -335,18 +335,20 @@ _COUNTED: dict[str, dict[int, Load]] = {}
 """Counts of this process by kind of model, because one command may prepare many experiments."""
 
 
-def count_cost(model: Backbone, world: World, capacity: Mapping[str, int] | None, depth: int) -> Cost | None:
+def count_cost(
+    model: Backbone, context: ClientContext, capacity: Mapping[str, int] | None, depth: int
+) -> Cost | None:
     """The cost of the visits of an experiment; None if a part of the model cannot be counted.
 
     Args:
         model: The tuned model, best without values; its active blocks are the same afterwards.
-        world: What the model was made from, and the settings of local optimization.
+        context: What the model was made from, and the settings of local optimization.
         capacity: Number of blocks of each client; None: drawn anew in each round.
         depth: Number of blocks that capacities count; 0: the model is always whole.
     """
-    keeps = world.train.cache_features is not False
+    keeps = context.train.cache_features is not False
     sizes = _sizes(capacity, depth) if depth else ()
-    kind = repr((world.model, world.tuning, world.num_classes, keeps, sizes))
+    kind = repr((context.model, context.tuning, context.num_classes, keeps, sizes))
     if kind not in _COUNTED:
         try:
             _COUNTED[kind] = _loads(model, keeps, sizes)

@@ -15,18 +15,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rayfed.engine.loop import Training, is_due, run_rounds, score_without
+from rayfed.engine.loop import RoundPlan, is_due, run_rounds, score_without
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Round
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
 from rayfed.executors.worker import Weights
 from rayfed.federation.cohort import Ledger
-from rayfed.federation.executor import Event, Executor, Kept, OnNonFinite, Visit
+from rayfed.federation.executor import CallTiming, Event, Executor, Kept, OnNonFinite
 from rayfed.models.language import library_names
 from rayfed.models.named_tensors import global_name
 from rayfed.objective import CLASSES
-from rayfed.record.checkpoint import NOTHING, SOURCE, Basis, Checkpoints, restore
+from rayfed.record.checkpoint import NOTHING, SOURCE, Checkpoints, RunInputs, restore
 from rayfed.record.folder import LABELS, RunFolder
 from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
@@ -41,7 +41,7 @@ MOST_RESTARTS = 3  # times that a run goes back to a checkpoint because stores o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class RecordSettings:
     """Settings for recording a run.
 
     Attributes:
@@ -67,21 +67,21 @@ class Keeping:
     resume: bool = False
     tensorboard: bool = True
     tracking: Tracking = NO_TRACKING
-    basis: Basis = NOTHING
+    basis: RunInputs = NOTHING
     claim: str = ""
     on_nonfinite: OnNonFinite = "warn"
     stores: Mapping[str, Path] = field(default_factory=dict)
     files: Callable[[Params], Mapping[str, bytes]] | None = None
 
     @classmethod
-    def of(cls, setup: Setup, path: Path, resume: bool, claim: str = "") -> Keeping:
+    def of(cls, setup: Setup, path: Path, resume: bool, claim: str = "") -> RecordSettings:
         """The settings of an experiment."""
         design = setup.design
-        files = getattr(setup.world.tuning, "adapter_files", None)
+        files = getattr(setup.context.tuning, "adapter_files", None)
         about: dict[str, Any] = {"model_name": design.model.name}
-        if setup.world.objective.tokens:
-            about["names"] = library_names(setup.world.skeleton())
-        if ends := getattr(setup.world.tuning, "fixed_ends", ()):
+        if setup.context.objective.tokens:
+            about["names"] = library_names(setup.context.skeleton())
+        if ends := getattr(setup.context.tuning, "fixed_ends", ()):
             about["fixed"] = start_values(setup.weights, ends)
         return cls(
             path=path,
@@ -101,8 +101,8 @@ class Keeping:
 
 def labels_of(setup: Setup) -> dict[str, str]:
     """The name of each output of a classifier by its number, as text; empty: the model classifies nothing."""
-    classifies = setup.dataset.task in CLASSES and setup.world.objective.reads in CLASSES
-    return {str(place): name for place, name in enumerate(setup.world.classes)} if classifies else {}
+    classifies = setup.dataset.task in CLASSES and setup.context.objective.reads in CLASSES
+    return {str(place): name for place, name in enumerate(setup.context.classes)} if classifies else {}
 
 
 def final_files(
@@ -137,7 +137,7 @@ def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:
     return found
 
 
-def basis_of(setup: Setup) -> Basis:
+def basis_of(setup: Setup) -> RunInputs:
     """The config of an experiment, and the digests of its images, its partition and its traces."""
     data = {"data_digest": setup.dataset.digest, "partition_digest": setup.partition.digest}
     faults = setup.design.faults
@@ -145,7 +145,7 @@ def basis_of(setup: Setup) -> Basis:
         content = b"".join(Path(file).read_bytes() for file in traces)
         data["trace_digest"] = hashlib.sha256(content).hexdigest()
     data |= {f"{key}{SOURCE}": record["digest"] for key, record in setup.design.objects.items()}
-    return Basis(config=setup.design.described, data=data)
+    return RunInputs(config=setup.design.described, data=data)
 
 
 class Watch(Protocol):
@@ -157,16 +157,16 @@ class Watch(Protocol):
         row: Row,
         ledger: Ledger,
         scores: Mapping[str, Evaluation],
-        visits: Sequence[Visit],
+        visits: Sequence[CallTiming],
         actors: int,
     ) -> None: ...
 
 
 def record_rounds(
-    experiment: Training,
+    experiment: RoundPlan,
     executor: Executor,
     start: Params,
-    keeping: Keeping,
+    keeping: RecordSettings,
     watch: Watch | None = None,
 ) -> Generator[Row, None, None]:
     """Run all rounds and record each one when it is finished.
@@ -211,7 +211,7 @@ def record_rounds(
             restore(saved.stores if saved else keeping.stores, executor)
             keeper = _Keeper(checkpoints, executor, keeping, folder.history)
             state = saved.state if saved else None
-            visits: list[Visit] = []
+            visits: list[CallTiming] = []
             executor.on_visit = visits.append
             try:
                 with _saved_early(keeper, folder):
@@ -237,7 +237,7 @@ def record_rounds(
 
 
 def _record(
-    done: Round, keeper: _Keeper, folder: RunFolder, visits: list[Visit], watch: Watch | None
+    done: Round, keeper: _Keeper, folder: RunFolder, visits: list[CallTiming], watch: Watch | None
 ) -> tuple[Round, Row]:
     """Write a finished round into the folder.
 
@@ -293,7 +293,7 @@ def _find_nonfinite(
     return nonfinite, replace(done, row={**without_nonfinite(done.row), COLUMN: len(nonfinite)})
 
 
-def busy(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:
+def busy(visits: Sequence[CallTiming], actors: int, seconds: float) -> dict[str, float]:
     """Busy and idle time of the actors in a round, in seconds that are summed over the actors.
 
     Args:
@@ -308,7 +308,7 @@ def busy(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, floa
     return {"seconds_clients": worked, "seconds_idle": max(0.0, max(actors, 1) * seconds - worked)}
 
 
-def slowest(visits: Sequence[Visit]) -> Row:
+def slowest(visits: Sequence[CallTiming]) -> Row:
     """The client that worked longest in a round, and its seconds; shown only, as timings are not results."""
     seconds: dict[str, float] = {}
     for visit in visits:
@@ -325,7 +325,7 @@ class _Keeper:
 
     checkpoints: Checkpoints
     executor: Executor
-    keeping: Keeping
+    keeping: RecordSettings
     history: History
     unsaved: tuple[Round, dict[str, Kept]] | None = None
 

@@ -79,7 +79,7 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
             f"the clients; put back its folder checkpoints, or run it again with overwrite=true"
         )
     experiment = replace(setup.experiment, server=FinalModel(state=saved.state), parts=None)
-    stores = _own_stores(trained, saved.stores, setup) if setup.world.stays else {}
+    stores = _own_stores(trained, saved.stores, setup) if setup.context.stays else {}
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
 
 
@@ -109,7 +109,7 @@ def personal_params(folder: Path, client: str, setup: Setup) -> Params:
     call = Call(
         client=client, task=partial(deployed_model, local), tag="personal", sent=saved.state.broadcast()
     )
-    update, _ = Worker(setup.world, setup.weights).call(call, {} if file is None else from_file(file))
+    update, _ = Worker(setup.context, setup.weights).call(call, {} if file is None else from_file(file))
     return dict(update.extra)
 
 
@@ -128,9 +128,9 @@ def deployed_model(local: Local, client: Client, sent: Broadcast) -> Update:
 
 def _own_stores(trained: str, files: Mapping[str, Path], setup: Setup) -> dict[str, Path]:
     """Files of the stores that have values of what stays, by client; none where the clients are others."""
-    model = setup.world.skeleton()
+    model = setup.context.skeleton()
     entries = model.tensors()
-    wanted = {name: entries[name].tensor for name in names_that_stay(model, setup.world.stays)}
+    wanted = {name: entries[name].tensor for name in names_that_stay(model, setup.context.stays)}
     stores = {}
     for client, file in files.items():
         if own := from_file(file).get(STAYS):

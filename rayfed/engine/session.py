@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.config.design import Design
 from rayfed.devices import HOST, settings_restored, use_threads
-from rayfed.engine.loop import Training
+from rayfed.engine.loop import RoundPlan
 from rayfed.engine.measure_client import GpuPlans, inline_device
-from rayfed.engine.record_rounds import Keeping, Watch, record_rounds
+from rayfed.engine.record_rounds import RecordSettings, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line
 from rayfed.executors.actor_state import namespace
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
-    from rayfed.executors.worker import Weights, World
+    from rayfed.executors.worker import ClientContext, Weights
 
 
 class DriverActor:
@@ -56,7 +56,7 @@ class DriverActor:
 
     def start(
         self,
-        experiment: Training,
+        experiment: RoundPlan,
         shared: Sequence[Any],
         actors: Mapping[str, dict[str, Any]],
         started: Sequence[Any],
@@ -67,8 +67,8 @@ class DriverActor:
 
         Args:
             experiment: The experiment whose rounds are run next.
-            shared: Object references of what its client actors need (`World`) and of the initial tensors, in
-                a list so that Ray does not read them.
+            shared: Object references of what its client actors need (`ClientContext`) and of the initial
+                tensors, in a list so that Ray does not read them.
             actors: Ray options of each client actor, by its name.
             started: The actors themselves; empty: those of the experiment before.
             policy: What is done when a client or an actor fails.
@@ -82,12 +82,12 @@ class DriverActor:
         from rayfed.executors.actor_pool import RayExecutor
         from rayfed.executors.prometheus import Metrics
 
-        world, weights = shared
-        use_threads(ray.get(world).threads)
+        context, weights = shared
+        use_threads(ray.get(context).threads)
         self._experiment = experiment
         self._ended = threading.Event()
         self._executor = RayExecutor(
-            world, weights, list(actors), list(actors.values()), policy, labels, self._executor, started
+            context, weights, list(actors), list(actors.values()), policy, labels, self._executor, started
         )
         self._watch: Watch | None = Metrics(labels) if labels else None
         try:
@@ -96,7 +96,7 @@ class DriverActor:
             self._ended.set()
             raise
 
-    def rounds(self, start: Any, keeping: Keeping, waits: bool) -> Iterator[Row]:
+    def rounds(self, start: Any, keeping: RecordSettings, waits: bool) -> Iterator[Row]:
         """Run and record all rounds; yields a row per round, then the digest of the final tensors.
 
         Args:
@@ -215,7 +215,7 @@ class Session:
         with reserve(plan, cluster.connect_timeout, link.health):
             pass
 
-    def rows(self, setup: Setup, keeping: Keeping, notify: Notify) -> Generator[Row, None, None]:
+    def rows(self, setup: Setup, keeping: RecordSettings, notify: Notify) -> Generator[Row, None, None]:
         """Run and record an experiment on Ray.
 
         Args:
@@ -243,7 +243,7 @@ class Session:
             reused = self._place(setup, name, notify, link)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
-                shared = [ray.put(setup.world), self._reference(setup)]
+                shared = [ray.put(setup.context), self._reference(setup)]
                 clients = [] if reused else self._start_clients(shared, labels, link.health)
                 start = self._driver.start.options(num_returns="streaming")
                 given = (setup.experiment, shared, self._named, clients, design.failures, labels)
@@ -321,7 +321,7 @@ class Session:
         _announce(plan, link, notify)
         if plan.gpus and (hint := cheaper_products(design.train)):
             notify(hint)
-        if plan.gpus and setup.world.train.pack_texts:
+        if plan.gpus and setup.context.train.pack_texts:
             notify(PADDED)
         options = self._actors.enter_context(reserve(plan, design.cluster.connect_timeout, link.health))
         space = namespace()
@@ -339,12 +339,12 @@ class Session:
     ) -> list[Any]:
         """Start the client actors while the driver imports what it needs; they end with it."""
         from rayfed.executors.actor_pool import start_client
-        from rayfed.executors.actor_state import Lane
+        from rayfed.executors.actor_state import ActorHandle
 
-        world, weights = shared
+        context, weights = shared
         clients = []
         for name, options in self._named.items():
-            clients.append(start_client(Lane(name, options), world, weights, labels))
+            clients.append(start_client(ActorHandle(name, options), context, weights, labels))
             self._actors.callback(_kill, clients[-1], health)
         return clients
 
@@ -401,11 +401,11 @@ def _watch_of(session: Session | None, design: Design, path: Path) -> Watch | No
     return Metrics(labels)
 
 
-def _one_at_a_time(rows: Iterator[Row], world: World, device: torch.device) -> Iterator[Row]:
+def _one_at_a_time(rows: Iterator[Row], context: ClientContext, device: torch.device) -> Iterator[Row]:
     """The rows of a run in this process, whose rounds wait for those of runs in other threads."""
     while True:
         with settings_restored():
-            choose_settings(world, device)
+            choose_settings(context, device)
             row = next(rows, None)
         if row is None:
             return
@@ -523,19 +523,19 @@ def launch(
         ClusterError: The driver or all client actors were lost.
     """
     design = setup.design
-    keeping = Keeping.of(setup, path, resume, claim)
+    keeping = RecordSettings.of(setup, path, resume, claim)
     if (make := design.executor.make) is not None:
         device, small = inline_device(setup, design.cluster)
         if small:
             notify(small)
         with settings_restored():
-            executor = make(setup.world, setup.weights, design.failures, device)
-        if device != HOST and setup.world.train.pack_texts:
+            executor = make(setup.context, setup.weights, design.failures, device)
+        if device != HOST and setup.context.train.pack_texts:
             notify(PADDED)
         with closing(executor):
             watch = _watch_of(session, design, path)
             with closing(record_rounds(setup.experiment, executor, setup.start, keeping, watch)) as rows:
-                yield _one_at_a_time(rows, setup.world, device)
+                yield _one_at_a_time(rows, setup.context, device)
     else:
         with (
             nullcontext(session) if session else Session() as own,

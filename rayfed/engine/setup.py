@@ -25,9 +25,9 @@ from rayfed.data.shards import Dataset, open_dataset
 from rayfed.data.source import make_source, task_of
 from rayfed.data.user_data import OwnData
 from rayfed.devices import HOST, settings_restored
-from rayfed.engine.built_once import Built, Shared
+from rayfed.engine.built_once import Memo, ModelFacts
 from rayfed.engine.core_start import core_start
-from rayfed.engine.loop import Training, adaptation_of
+from rayfed.engine.loop import RoundPlan, adaptation_of
 from rayfed.engine.memory import (
     GB,
     check_base,
@@ -54,7 +54,7 @@ from rayfed.evaluation.test_sets import (
     validation_split,
     with_domain_validation,
 )
-from rayfed.executors.worker import Weights, World, adjust_trunk, converter
+from rayfed.executors.worker import ClientContext, Weights, adjust_trunk, converter
 from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
@@ -96,23 +96,23 @@ def without_values(design: Design) -> Backbone:
     return measurable(design, lambda: skeleton(lambda: build_backbone(design.model, 1, *own)))
 
 
-def shape_of(design: Design, shared: Shared) -> Backbone:
+def shape_of(design: Design, shared: Memo) -> Backbone:
     """The model of an experiment without values. Args: shared: what was made before."""
     of_data = (design.data.reader, design.data.columns, design.data.root)
-    return shared.once("shape", (design.model, design.seed, of_data), lambda: without_values(design))
+    return shared.get("shape", (design.model, design.seed, of_data), lambda: without_values(design))
 
 
-def dataset_of(design: Design, shared: Shared) -> Dataset:
+def dataset_of(design: Design, shared: Memo) -> Dataset:
     """The data set of an experiment, prepared for its model. Args: shared: what was made before."""
     shape = shape_of(design, shared)
     where = (shape.size, shape.task or None, shape.resize, shape.tokenizer)
     goal = design.task
-    return shared.once(
+    return shared.get(
         "data", (design.data, *where, goal), lambda: load(design.data, *where, goal, design.reader)
     )
 
 
-def clients_of(design: Design, shared: Shared) -> Partition:
+def clients_of(design: Design, shared: Memo) -> Partition:
     """The clients of an experiment and their samples.
 
     With `data.base_classes`, the clients are those of the experiment with these classes.
@@ -128,7 +128,7 @@ def clients_of(design: Design, shared: Shared) -> Partition:
     if data.base_classes is None:
         shape = shape_of(design, shared)
         key = (data, shape.size, shape.task, shape.resize, shape.tokenizer, design.seed, design.task)
-        return shared.once(
+        return shared.get(
             "partition", key, lambda: partition_of(dataset_of(design, shared), data, design.seed)
         )
     trained, tests = (
@@ -143,17 +143,17 @@ def scores_alone(design: Design, local: Local) -> bool:
     return design.train.batch_norm == "local" or bool(local.stays)
 
 
-def packs_of(design: Design, experiment: Training, world: World) -> tuple[Pack, ...]:
+def packs_of(design: Design, experiment: RoundPlan, context: ClientContext) -> tuple[Pack, ...]:
     """Small sets that are scored in shared batches: where all of them are scored with the same model."""
     local = experiment.local
-    looks = world.behaviour is not None and world.behaviour.scores_alone
+    looks = context.behaviour is not None and context.behaviour.scores_alone
     alone = scores_alone(design, local) or looks
     if alone or type(local).prepare is not Local.prepare:
         return ()
     rows = design.train.eval_batch_size
-    test = packs([s.id for s in experiment.sets], world.splits, "test", rows)
+    test = packs([s.id for s in experiment.sets], context.splits, "test", rows)
     split = experiment.validation_split
-    val = packs([s.id for s in experiment.validate], world.splits, split, rows)
+    val = packs([s.id for s in experiment.validate], context.splits, split, rows)
     return (*test, *val)
 
 
@@ -194,7 +194,7 @@ class Setup:
     Attributes:
         design: The experiment as it was described.
         experiment: Input of the round loop.
-        world: Input of a worker, without the initial tensors.
+        context: Input of a worker, without the initial tensors.
         weights: All initial tensors by module name, which processes share.
         start: Initial values of the tensors that are sent and trained, by global name.
         partition: Examples of each client.
@@ -207,8 +207,8 @@ class Setup:
     """
 
     design: Design
-    experiment: Training
-    world: World
+    experiment: RoundPlan
+    context: ClientContext
     weights: Weights
     start: Params
     partition: Partition
@@ -221,7 +221,7 @@ class Setup:
 
 @settings_restored()
 @use_seed(0)  # so that passes with dropout, which only check something, draw nothing from the user's streams
-def prepare(design: Design, shared: Shared | None = None) -> Setup:
+def prepare(design: Design, shared: Memo | None = None) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
@@ -235,49 +235,49 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
     parts = design.parts
     check_counts(design)
     design.executor.fits(design.cluster)
-    known = shared or Shared()
+    known = shared or Memo()
     shape_of(design, known)
     words = f"loading the data {design.data.name} and the model {design.model.name}"
-    known.once("said", words, lambda: stage(words))
+    known.get("said", words, lambda: stage(words))
     dataset = dataset_of(design, known)
     goal = _goal(design, parts, dataset)
     partition = clients_of(design, known)
-    world = _world(design, parts, dataset, partition, goal)
-    check_scored(design, world)
-    work = world.train.examples
+    context = _world(design, parts, dataset, partition, goal)
+    check_scored(design, context)
+    work = context.train.examples
     faults = plan_faults(design.faults, partition.training, work, dataset.domains, design.seed)
-    pixels = shape_of(design, known).size if world.objective.pixels and not dataset.own else 0
-    bare = check_tokens(measurable(design, world.skeleton), dataset)
+    pixels = shape_of(design, known).size if context.objective.pixels and not dataset.own else 0
+    bare = check_tokens(measurable(design, context.skeleton), dataset)
     check_memory(design, bare, pixels, partition)
     with suppress(RuntimeError):  # a user's part may not run without values
         parts.local.check(bare)
-    model = known.once("model", _model_key(world), lambda: _build(design, world, partition))
-    world = replace(world, behaviour=model.behaviour)
+    model = known.get("model", _model_key(context), lambda: _build(design, context, partition))
+    context = replace(context, behaviour=model.behaviour)
     bare.note(model.behaviour)
-    goal = known_goal(world, model, dataset, partition)
-    _check_single_rows(design, world.train, partition, model.why_not_single)
+    goal = known_goal(context, model, dataset, partition)
+    _check_single_rows(design, context.train, partition, model.why_not_single)
     _check_train(design, parts, model, goal)
-    check_base(world.train, bare)
-    graphs = world.passes.graphs(world.train, parts, bare)
-    packs, notes = world.passes.pack_texts(world.train, parts.local, goal, model.why_padded)
-    train = replace(world.train, graphs=graphs, pack_texts=packs)
-    world, head = replace(world, objective=goal, train=train), head_of(bare, world.stays)
+    check_base(context.train, bare)
+    graphs = context.passes.graphs(context.train, parts, bare)
+    packs, notes = context.passes.pack_texts(context.train, parts.local, goal, model.why_padded)
+    train = replace(context.train, graphs=graphs, pack_texts=packs)
+    context, head = replace(context, objective=goal, train=train), head_of(bare, context.stays)
     check_head(design.head, head, design.names.tuning)
-    model = model.without(names_that_stay(bare, world.stays)) if world.stays else model
+    model = model.without(names_that_stay(bare, context.stays)) if context.stays else model
     experiment = replace(_experiment(design, parts, partition, model), faults=faults, objective=goal)
-    cost = count_cost(bare, world, experiment.capacity, experiment.depth)
+    cost = count_cost(bare, context, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
     check_values(experiment.channel, model.start, *held)
     check_group(design.train, design.failures.client_timeout)
     facts = (parts.local, model.why_alone, model.frozen, experiment.clients_per_round)
     wish = design.train if design.failures.client_timeout is None else replace(design.train, group=1)
-    group = world.passes.group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
-    world, splits = _with_validation(design, world, experiment, partition)
-    packed = packs_of(design, experiment, world)
-    table = RowTable({**splits, **pack_splits(packed, world.splits)}, partition.drawn)
+    group = context.passes.group_size(wish, *facts, 0 if cost is None else cost.load(None).row)
+    context, splits = _with_validation(design, context, experiment, partition)
+    packed = packs_of(design, experiment, context)
+    table = RowTable({**splits, **pack_splits(packed, context.splits)}, partition.drawn)
     in_parts = not why_whole_batches(design, parts.local, model.whole_batch, goal)
-    smaller = Smaller(train=world.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
-    weights, start = core_start(replace(world, splits=table), model.weights, model.start, experiment)
+    smaller = Smaller(train=context.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
+    weights, start = core_start(replace(context, splits=table), model.weights, model.start, experiment)
     return Setup(
         design=design,
         experiment=replace(
@@ -287,8 +287,12 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
             cost=cost,
             parts=parts_to_put_back(design, experiment, model.parts, start, table),
         ),
-        world=replace(
-            world, splits=table, features=model.features, shares_features=shared is not None, smaller=smaller
+        context=replace(
+            context,
+            splits=table,
+            features=model.features,
+            shares_features=shared is not None,
+            smaller=smaller,
         ),
         weights=weights,
         start=start,
@@ -296,28 +300,28 @@ def prepare(design: Design, shared: Shared | None = None) -> Setup:
         dataset=dataset,
         group=group,
         head=head,
-        notes=(*_notes(world), *notes),
+        notes=(*_notes(context), *notes),
     )
 
 
-def _notes(world: World) -> tuple[str, ...]:
+def _notes(context: ClientContext) -> tuple[str, ...]:
     """Sentences for the header about what a user may not expect of the network."""
-    found = () if world.network is None else world.network.notes
-    average = world.train.batch_norm == "average"
-    return (*found, *(() if world.behaviour is None else world.behaviour.sentences(average)))
+    found = () if context.network is None else context.network.notes
+    average = context.train.batch_norm == "average"
+    return (*found, *(() if context.behaviour is None else context.behaviour.sentences(average)))
 
 
 def _with_validation(
-    design: Design, world: World, experiment: Training, partition: Partition
-) -> tuple[World, Mapping[str, Splits]]:
-    """The world with what models are validated on, and row numbers of what can be called, by id and split."""
+    design: Design, context: ClientContext, experiment: RoundPlan, partition: Partition
+) -> tuple[ClientContext, Mapping[str, Splits]]:
+    """The context of the clients with what models are validated on, and row numbers of what can be called, by id and split."""
     splits: Mapping[str, Splits] = all_splits(partition)
     if experiment.validation_split == DOMAIN_VALIDATION:
         per_client = scores_alone(design, experiment.local) or bool(experiment.validate_personal)
         splits = with_domain_validation(splits, partition, per_client)
-        world = replace(world, splits=RowTable(splits, partition.drawn))
+        context = replace(context, splits=RowTable(splits, partition.drawn))
     split = experiment.validation_split if experiment.validate_personal else ""
-    return replace(world, validation_split=split), splits
+    return replace(context, validation_split=split), splits
 
 
 BACKWARD = 2
@@ -329,7 +333,7 @@ MOST_AGAIN = 0.1
 
 def parts_to_put_back(
     design: Design,
-    experiment: Training,
+    experiment: RoundPlan,
     parts: Mapping[str, Params],
     start: Params,
     splits: Mapping[str, Splits],
@@ -356,14 +360,20 @@ def parts_to_put_back(
     return {kind: {name: start.get(name, own[name]) for name in own} for kind, own in parts.items()}
 
 
-def _model_key(world: World) -> tuple[object, ...]:
+def _model_key(context: ClientContext) -> tuple[object, ...]:
     """Everything that the initial tensors of a model depend on, and what is checked when it is built."""
-    own: tuple[object, ...] = (world.model, world.tuning, world.seed, world.classes, world.num_classes)
-    train = world.train
-    tried = world.shard if isinstance(world.objective, OwnObjective) else None
-    rows = None if world.network is None else min(train.batch_size, MOST_EXAMINED)
+    own: tuple[object, ...] = (
+        context.model,
+        context.tuning,
+        context.seed,
+        context.classes,
+        context.num_classes,
+    )
+    train = context.train
+    tried = context.shard if isinstance(context.objective, OwnObjective) else None
+    rows = None if context.network is None else min(train.batch_size, MOST_EXAMINED)
     own += (train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows)
-    return *own, *((train.pack_texts, train.compile, world.shard) if world.objective.tokens else ())
+    return *own, *((train.pack_texts, train.compile, context.shard) if context.objective.tokens else ())
 
 
 def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
@@ -385,22 +395,22 @@ def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
     return goal
 
 
-def _build(design: Design, world: World, partition: Partition) -> Built:
-    dataset = open_dataset(world.shard)
-    model = world.build()
-    fresh = partial(_another, model, world.build)
+def _build(design: Design, context: ClientContext, partition: Partition) -> ModelFacts:
+    dataset = open_dataset(context.shard)
+    model = context.build()
+    fresh = partial(_another, model, context.build)
     why_not_single = why_padded = ""
-    if dataset.own or world.network is not None:
-        batches = first_batches(world, partition, model)
-        _check_pass(design, world, fresh(), batches)
+    if dataset.own or context.network is not None:
+        batches = first_batches(context, partition, model)
+        _check_pass(design, context, fresh(), batches)
         if model.is_own:
-            whole = whole_batch(world, partition, model)
-            model.note(examine(fresh, partial(loss_of, world.objective), batches, world.seed, whole))
+            whole = whole_batch(context, partition, model)
+            model.note(examine(fresh, partial(loss_of, context.objective), batches, context.seed, whole))
         why_not_single = _why_not_single(fresh(), batches[0][0][:1])
     elif objective(dataset.task).tokens:
         check_logits(model, dataset, first_rows(partition))
-        why_padded = world.passes.why_padded(model, dataset, design.train)
-    elif world.objective.reads in CLASSES:
+        why_padded = context.passes.why_padded(model, dataset, design.train)
+    elif context.objective.reads in CLASSES:
         _check_input(design.model.name, model)
         if has_trained_norms(model):
             why_not_single = _why_not_single(fresh(), model.sample(1))
@@ -408,11 +418,11 @@ def _build(design: Design, world: World, partition: Partition) -> Built:
     adjust_trunk(model, replace(design.train, compile=False))
     keeps = design.train.cache_features is not False
     half = design.train.precision == "bf16"
-    own_task = isinstance(world.objective, OwnObjective)
-    tried = tried_outputs(world, partition, fresh()) if own_task else None
+    own_task = isinstance(context.objective, OwnObjective)
+    tried = tried_outputs(context, partition, fresh()) if own_task else None
     average = design.train.batch_norm == "average"
-    built = Built.of(model, buffers=average, keeps_features=keeps, half=half)
-    why_alone = world.passes.why_alone(model)
+    built = ModelFacts.of(model, buffers=average, keeps_features=keeps, half=half)
+    why_alone = context.passes.why_alone(model)
     built = replace(built, why_alone=why_alone, why_padded=why_padded)
     return replace(built, why_not_single=why_not_single, tried=tried)
 
@@ -470,35 +480,35 @@ MOST_EXAMINED = 64
 
 
 def first_batches(
-    world: World, partition: Partition, model: Backbone | None = None
+    context: ClientContext, partition: Partition, model: Backbone | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Inputs and targets of a few examples of two clients, as the clients get them; of one, if there is one.
 
     Args:
-        world: Has the examples and the network.
+        context: Has the examples and the network.
         partition: The clients.
         model: The model, if it was built already; None: the network is not fitted to the inputs yet.
     """
-    dataset = open_dataset(world.shard)
+    dataset = open_dataset(context.shard)
     others = [part.train for part in islice(partition.listed, 1, FEW) if len(part.train) > 1]
     chosen = [first_rows(partition), *(np.sort(rows)[:FIRST_ROWS] for rows in others[-1:])]
-    model = model or skeleton(lambda: build_backbone(world.model, 1, world.seed, network=world.network))
-    convert = converter(dataset, world.objective.pixels, model, HOST)
+    model = model or skeleton(lambda: build_backbone(context.model, 1, context.seed, network=context.network))
+    convert = converter(dataset, context.objective.pixels, model, HOST)
     return [_batch_of(dataset, rows, convert) for rows in chosen]
 
 
-def whole_batch(world: World, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
+def whole_batch(context: ClientContext, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
     """A batch of the training of a client, with as many examples as its batches have, if not too many.
 
     Args:
-        world: Has the examples and the network.
+        context: Has the examples and the network.
         partition: The clients.
         model: The model.
     """
-    dataset = open_dataset(world.shard)
+    dataset = open_dataset(context.shard)
     parts = [part.train for part in islice(partition.listed, FEW)] or [np.arange(2)]
-    rows = np.sort(max(parts, key=len))[: min(world.train.batch_size, MOST_EXAMINED)]
-    return _batch_of(dataset, rows, converter(dataset, world.objective.pixels, model, HOST))
+    rows = np.sort(max(parts, key=len))[: min(context.train.batch_size, MOST_EXAMINED)]
+    return _batch_of(dataset, rows, converter(dataset, context.objective.pixels, model, HOST))
 
 
 def _batch_of(
@@ -520,35 +530,41 @@ def _another(model: Backbone, build: Callable[[], Backbone]) -> Backbone:
 
 
 def _check_pass(
-    design: Design, world: World, model: Backbone, batches: Sequence[tuple[Tensor, Tensor]]
+    design: Design, context: ClientContext, model: Backbone, batches: Sequence[tuple[Tensor, Tensor]]
 ) -> None:
     """Check with one forward and backward pass that network, data, task and tuning fit together.
 
     Args:
         design: The experiment.
-        world: Has the task.
+        context: Has the task.
         model: A copy of the tuned model, which is changed.
         batches: As of `first_batches`.
     """
-    classes = len(world.classes) if open_dataset(world.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
+    classes = (
+        len(context.classes) if open_dataset(context.shard).task in (CLASSIFICATION, SEGMENTATION) else 0
+    )
     batch = batches[0]
-    if world.augment is not None:
-        dataset = open_dataset(world.shard)
-        check_images(batch[0], world.augment, dataset.images if dataset.own else None, model.mean, model.std)
+    if context.augment is not None:
+        dataset = open_dataset(context.shard)
+        check_images(
+            batch[0], context.augment, dataset.images if dataset.own else None, model.mean, model.std
+        )
     where = repr(design.model.name)
-    counted = classes if world.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
-    assumed = design.task is None and world.objective.task == REGRESSION
+    counted = classes if context.objective.task in (CLASSIFICATION, SEGMENTATION) else 0
+    assumed = design.task is None and context.objective.task == REGRESSION
     hint = f"; targets are floats, so {REGRESSION!r} was assumed; for classes use y.astype(int)" * assumed
     # Also where the user switched gradients off around the whole call.
-    with torch.enable_grad(), use_seed(derive(world.seed, "first pass")):
-        first_pass(model, world.objective, batch, counted, where, hint)
+    with torch.enable_grad(), use_seed(derive(context.seed, "first pass")):
+        first_pass(model, context.objective, batch, counted, where, hint)
 
 
-def _world(design: Design, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective) -> World:
+def _world(
+    design: Design, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective
+) -> ClientContext:
     network = design.network
     personal = design.evaluation.personal or parts.local.deploys == "personal"
     classes = (goal.metric,) if goal.reads == TEXT_REGRESSION else tuple(dataset.classes)  # one output
-    world = World(
+    context = ClientContext(
         seed=design.seed,
         model=design.model,
         tuning=parts.tuning,
@@ -571,8 +587,8 @@ def _world(design: Design, parts: Parts, dataset: Dataset, partition: Partition,
         passes=quickest_passes(),
     )
     if network is None:
-        return world
-    return replace(world, network=fit(network, first_batches(world, partition)[0][0], design.seed))
+        return context
+    return replace(context, network=fit(network, first_batches(context, partition)[0][0], design.seed))
 
 
 def _check_input(name: str, model: Backbone) -> None:
@@ -626,7 +642,7 @@ def _check_cache(train: TrainConfig, model: Backbone) -> None:
         )
 
 
-def _check_train(design: Design, parts: Parts, model: Built, goal: Objective) -> None:
+def _check_train(design: Design, parts: Parts, model: ModelFacts, goal: Objective) -> None:
     check_micro_batch(design, parts.local, model.whole_batch, goal)
     if not design.train.compile:
         return
@@ -657,7 +673,7 @@ def _train(train: TrainConfig, partition: Partition) -> TrainConfig:
     return replace(train, local_steps="full_epoch", max_steps=limit)
 
 
-def _experiment(design: Design, parts: Parts, partition: Partition, model: Built) -> Training:
+def _experiment(design: Design, parts: Parts, partition: Partition, model: ModelFacts) -> RoundPlan:
     trainers = partition.training
     own = scores_alone(design, parts.local)
     deploys = parts.local.deploys == "personal"
@@ -671,7 +687,7 @@ def _experiment(design: Design, parts: Parts, partition: Partition, model: Built
     rule = design.rule
     parts.server.check(usual_size(trainers, wanted, rule))
     channel, privacy = make_channel(design, parts, len(trainers), wanted)
-    return Training(
+    return RoundPlan(
         server=parts.server,
         local=parts.local,
         clients=trainers,

@@ -20,9 +20,9 @@ from rayfed.data.examples import ClientData, choose
 from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
 from rayfed.devices import HOST
-from rayfed.engine.built_once import Built
+from rayfed.engine.built_once import ModelFacts
 from rayfed.errors import ConfigError, one_line, place_of, shown
-from rayfed.executors.worker import World, converter
+from rayfed.executors.worker import ClientContext, converter
 from rayfed.models.backbone import Backbone
 from rayfed.models.deep_copy import deep_copy
 from rayfed.objective import Objective, OwnObjective, Task
@@ -35,11 +35,11 @@ MOST_NUMBERS = 20_000_000
 """Largest number of numbers in these outputs, such as of language models; there are two examples at least."""
 
 
-def tried_outputs(world: World, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
+def tried_outputs(context: ClientContext, partition: Partition, model: Backbone) -> tuple[Tensor, Tensor]:
     """Outputs of the network for some training examples of all clients, and their targets.
 
     Args:
-        world: Has the examples.
+        context: Has the examples.
         partition: The clients.
         model: A copy of the network, which its passes may change.
 
@@ -47,29 +47,31 @@ def tried_outputs(world: World, partition: Partition, model: Backbone) -> tuple[
         Outputs, shape (B, ...), and targets, shape (B, ...), of at most `TRIED` examples.
     """
     model.eval()
-    with torch.no_grad(), use_seed(derive(world.seed, "tried")):
-        x, y = some_batch(world, partition, model, 2)
+    with torch.no_grad(), use_seed(derive(context.seed, "tried")):
+        x, y = some_batch(context, partition, model, 2)
         output = model.predict(model(x))
         more = min(TRIED, MOST_NUMBERS * len(output) // max(output.numel(), 1))
         if more > len(y):
-            x, y = some_batch(world, partition, model, more)
+            x, y = some_batch(context, partition, model, more)
             output = model.predict(model(x))
     return output.clone(), y
 
 
-def some_batch(world: World, partition: Partition, model: Backbone, number: int) -> tuple[Tensor, Tensor]:
+def some_batch(
+    context: ClientContext, partition: Partition, model: Backbone, number: int
+) -> tuple[Tensor, Tensor]:
     """Inputs and targets of this many training examples of all clients, as clients get them.
 
     Args:
-        world: Has the examples.
+        context: Has the examples.
         partition: The clients.
         model: The network.
         number: Number of examples; there may be fewer.
     """
-    dataset = open_dataset(world.shard)
-    rows = _training_rows(world.splits, partition)
+    dataset = open_dataset(context.shard)
+    rows = _training_rows(context.splits, partition)
     splits = {"": {"train": rows[:: max(1, len(rows) // number)][:number]}}
-    convert = converter(dataset, world.objective.pixels, model, HOST)
+    convert = converter(dataset, context.objective.pixels, model, HOST)
     examples = choose(dataset.images, dataset.targets, splits, HOST, False, 0)
     data = ClientData("", examples, splits[""], convert)
     return next(data.batches("train", None, number))
@@ -87,16 +89,18 @@ def _training_rows(splits: Mapping[str, Splits], partition: Partition) -> Indice
     return np.unique(np.concatenate([part.train for part in partition.listed]))
 
 
-def known_goal(world: World, model: Built, dataset: Dataset, partition: Partition) -> Objective:
+def known_goal(
+    context: ClientContext, model: ModelFacts, dataset: Dataset, partition: Partition
+) -> Objective:
     """The task, with what was tried of the loss and the metrics of a user.
 
     Raises:
         ConfigError: A score needs more outputs at once than can be kept, or a function has a state.
     """
-    goal = world.objective
+    goal = context.objective
     if model.tried is None or not isinstance(goal, OwnObjective):
         return goal
-    targets = _some_targets(world, dataset, partition)
+    targets = _some_targets(context, dataset, partition)
     writes = check_functions(goal.given, *model.tried, targets)
     goal = goal.with_known(kinds_of(goal, *model.tried, targets), writes)
     check_outputs(goal, model.tried[0], _scored_examples(partition))
@@ -114,9 +118,9 @@ MOST_TARGETS = 100_000
 """Training examples among which targets are looked for with which a loss is tried."""
 
 
-def _some_targets(world: World, dataset: Dataset, partition: Partition) -> Tensor:
+def _some_targets(context: ClientContext, dataset: Dataset, partition: Partition) -> Tensor:
     """Targets of training examples, each different one first, as clients get them; shape (N, ...)."""
-    rows = _training_rows(world.splits, partition)
+    rows = _training_rows(context.splits, partition)
     rows = rows[:: -(-len(rows) // MOST_TARGETS)]
     targets = np.asarray(dataset.targets)
     if targets.ndim != 1 or len(targets) <= rows.max():  # such as those of language models

@@ -26,12 +26,22 @@ from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
-from rayfed.executors.actor_state import Job, Lane, Pace, StartProgress, WireCall
+from rayfed.executors.actor_state import ActorHandle, Job, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.cluster import has_lost_its_node, reserve_again
 from rayfed.executors.wire import decode, decode_updates, encode, pack
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Call, Event, Kept, Policy, Task, Visit, action_for, event_of, units
+from rayfed.federation.executor import (
+    Call,
+    CallTiming,
+    ClientTask,
+    Event,
+    Kept,
+    Policy,
+    action_for,
+    event_of,
+    units,
+)
 from rayfed.types import Broadcast, Update, num_bytes
 
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
@@ -64,7 +74,7 @@ class Outbox:
             store=None if store is None else place(store),
         )
 
-    def _task(self, task: Task) -> bytes:
+    def _task(self, task: ClientTask) -> bytes:
         if id(task) not in self._tasks:
             self._tasks[id(task)] = cloudpickle.dumps(task)
             self._keep.append(task)
@@ -114,7 +124,10 @@ def _dump(pid: int) -> str:
 
 
 def silence(
-    seconds: float, call: Call | None, awaited: Mapping[Lane, Sequence[str]], starting: Sequence[Lane]
+    seconds: float,
+    call: Call | None,
+    awaited: Mapping[ActorHandle, Sequence[str]],
+    starting: Sequence[ActorHandle],
 ) -> Event:
     """The event for a long time without any answer.
 
@@ -219,7 +232,7 @@ class Exchange:
                 if lane.starting is None and lane.busy == load and (chunk := self._chunk(lane)):
                     self._submit(lane, chunk)
 
-    def _chunk(self, lane: Lane) -> list[list[int]]:
+    def _chunk(self, lane: ActorHandle) -> list[list[int]]:
         queue = lane.own or self._free
         if not queue:
             return []
@@ -229,7 +242,7 @@ class Exchange:
         size = min(largest, max(1, len(queue) // (2 * shared_by)))
         return [queue.popleft() for _ in range(min(size, len(queue)))]
 
-    def _submit(self, lane: Lane, chunk: list[list[int]]) -> None:
+    def _submit(self, lane: ActorHandle, chunk: list[list[int]]) -> None:
         args: list[Any] = []
         places: dict[Any, int] = {}
 
@@ -267,7 +280,7 @@ class Exchange:
                 self._receive(ref)
         self._check_timeouts(time.monotonic())
 
-    def _arrive(self, lane: Lane) -> None:
+    def _arrive(self, lane: ActorHandle) -> None:
         try:
             lane.place = ray.get(lane.starting)
         except LOST as err:
@@ -308,7 +321,7 @@ class Exchange:
                 self._answers[i] = next(updates)
                 call = self._calls[i]
                 self._pool.keep(call.client, None if size is None else store, size or 0)
-                self._pool.on_visit(Visit(call.client, call.tag, worked, waited))
+                self._pool.on_visit(CallTiming(call.client, call.tag, worked, waited))
             elif i not in repeated:
                 self._not_answered(i, answer)
 
@@ -416,17 +429,17 @@ class Exchange:
             self._silent = True
             self._report_silence(watchdog)
 
-    def _patience(self, lane: Lane) -> float:
+    def _patience(self, lane: ActorHandle) -> float:
         return self._policy.patience_for(lane.options.get("num_gpus", 0))
 
-    def _is_stuck(self, lane: Lane) -> bool:
+    def _is_stuck(self, lane: ActorHandle) -> bool:
         """Whether an actor that is starting made no progress for longer than `patience`."""
         up = (other.place["pid"] for other in self._pool.lanes if other.starting is None)
         if self._progress.since(lane.since, up) <= self._patience(lane):
             return False
         return not ray.wait([lane.starting], timeout=0)[0]  # it may have started since
 
-    def _time_out(self, lane: Lane, limit: float) -> None:
+    def _time_out(self, lane: ActorHandle, limit: float) -> None:
         """End the actor of a client that takes too long."""
         late = self._running.pop(next(ref for ref, job in self._running.items() if job.lane is lane))
         self._end(lane)
@@ -435,7 +448,7 @@ class Exchange:
             cause = f"no answer within client_timeout={limit:g} s"
             self._fail(i, ClientError(call.client, call.sent.round, call.tag, cause), "timeout")
 
-    def _end(self, lane: Lane) -> None:
+    def _end(self, lane: ActorHandle) -> None:
         """End an actor and start another one in its place; chunks that waited there go to any actor."""
         waiting = [ref for ref, job in self._running.items() if job.lane is lane]
         ray.kill(lane.actor)
@@ -445,11 +458,11 @@ class Exchange:
                 self._tries[i] -= 1
             self._enqueue(unit)
 
-    def _retire(self, lane: Lane, why: str) -> None:
+    def _retire(self, lane: ActorHandle, why: str) -> None:
         self._pool.retire(lane)
         self._report_loss(lane, why)
 
-    def _report_loss(self, lane: Lane, why: str) -> None:
+    def _report_loss(self, lane: ActorHandle, why: str) -> None:
         self._pool.on_event(Event(kind="lane_lost", action="drop", message=f"{lane.name}: {why}"))
         log.warning("continuing without actor %s: %s", lane.name, why)
         self._free.extend(lane.own)
@@ -537,7 +550,7 @@ class LaneExecutor:
     its inputs only.
     """
 
-    def __init__(self, lanes: list[Lane], policy: Policy) -> None:
+    def __init__(self, lanes: list[ActorHandle], policy: Policy) -> None:
         """Make an executor without stores.
 
         Args:
@@ -547,19 +560,19 @@ class LaneExecutor:
         """
         self.policy = policy
         self.on_event: Callable[[Event], None] = lambda _: None
-        self.on_visit: Callable[[Visit], None] = lambda _: None
+        self.on_visit: Callable[[CallTiming], None] = lambda _: None
         self.stopped = threading.Event()
         self.replaced = 0
         self.pace = Pace()
         self._stores = Stores(lambda reference: ray.put(ray.get(reference)))
         self.use_lanes(lanes)
 
-    def use_lanes(self, lanes: list[Lane]) -> None:
+    def use_lanes(self, lanes: list[ActorHandle]) -> None:
         """Run the next calls on these lanes."""
         self.lanes = lanes
         self.home = {lane.name.rsplit(":", 1)[-1]: lane for lane in lanes}
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: ActorHandle) -> None:
         """Start the actor of a lane."""
         raise NotImplementedError
 
@@ -578,22 +591,22 @@ class LaneExecutor:
         """
         return Exchange(calls, self).run()
 
-    def replace(self, lane: Lane) -> None:
+    def replace(self, lane: ActorHandle) -> None:
         """Replace a dead actor by a new one."""
         log.warning("actor %s was lost; a new actor repeats its work", lane.name)
         self.replaced += 1
         self._start(lane)
 
-    def retire(self, lane: Lane) -> None:
+    def retire(self, lane: ActorHandle) -> None:
         """Continue without a lane whose actor cannot be started."""
         ray.kill(lane.actor)
         self._leave_out(lane)
 
-    def _leave_out(self, lane: Lane) -> None:
+    def _leave_out(self, lane: ActorHandle) -> None:
         self.lanes.remove(lane)
         self.home = {client: other for client, other in self.home.items() if other is not lane}
 
-    def set_aside(self, lane: Lane) -> None:
+    def set_aside(self, lane: ActorHandle) -> None:
         """Continue without a lane whose actor has not started in time."""
         self.retire(lane)
 
@@ -630,19 +643,19 @@ class LaneExecutor:
         self.stopped.set()
 
 
-def start_client(lane: Lane, world: Any, weights: Any, labels: Mapping[str, str] | None) -> Any:
+def start_client(lane: ActorHandle, context: Any, weights: Any, labels: Mapping[str, str] | None) -> Any:
     """Start the client actor of a lane; it ends with the process that calls this, or when that kills it.
 
     Args:
         lane: Its name and its options.
-        world: Object reference of the `World`.
+        context: Object reference of the `ClientContext`.
         weights: Object reference of the initial tensors.
         labels: Labels of its metrics; None: it has none.
 
     Returns:
         Its handle; it has no model yet.
     """
-    return ray.remote(ClientActor).options(**lane.ray_options).remote(lane.name, world, weights, labels)
+    return ray.remote(ClientActor).options(**lane.ray_options).remote(lane.name, context, weights, labels)
 
 
 class RayExecutor(LaneExecutor):
@@ -655,7 +668,7 @@ class RayExecutor(LaneExecutor):
 
     def __init__(  # noqa: PLR0913  (a pool has many parts)
         self,
-        world: Any,
+        context: Any,
         weights: Any,
         names: Sequence[str],
         options: Sequence[dict[str, Any]],
@@ -667,7 +680,7 @@ class RayExecutor(LaneExecutor):
         """Start the actors, or take over those of another executor or those that were started for this one.
 
         Args:
-            world: Object reference of the `World` of the actors.
+            context: Object reference of the `ClientContext` of the actors.
             weights: Object reference of the initial tensors.
             names: One per actor; a client of the same name (after the last colon) always runs there.
             options: Ray options of each actor: num_cpus, num_gpus, scheduling_strategy.
@@ -677,12 +690,12 @@ class RayExecutor(LaneExecutor):
                 change to this experiment, and it must not be used any more.
             started: Actors that `start_client` has started, in the order of the names; empty: none was.
         """
-        self.absent: list[Lane] = []
+        self.absent: list[ActorHandle] = []
         self._looked = time.monotonic()
-        self._world = world
+        self._world = context
         self._weights = weights
         self._labels = labels
-        fresh = [Lane(name, own) for name, own in zip(names, options, strict=True)]
+        fresh = [ActorHandle(name, own) for name, own in zip(names, options, strict=True)]
         super().__init__(before.lanes if before else fresh, policy or Policy())
         for lane, actor in itertools.zip_longest(self.lanes, started):
             if before:
@@ -696,12 +709,12 @@ class RayExecutor(LaneExecutor):
             self._start(lane)
             self.absent.append(lane)
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: ActorHandle) -> None:
         if lane.started:
             lane.options = reserve_again(lane.options)
         lane.begin(start_client(lane, self._world, self._weights, self._labels))
 
-    def set_aside(self, lane: Lane) -> None:
+    def set_aside(self, lane: ActorHandle) -> None:
         self._leave_out(lane)
         self.absent.append(lane)
 

@@ -198,7 +198,7 @@ def namespace() -> str:
 
 
 @dataclass(eq=False)
-class Lane:
+class ActorHandle:
     """A client actor and its state.
 
     Attributes:
@@ -250,7 +250,7 @@ class Lane:
 class Job:
     """A submitted chunk of calls, in units of calls that are run together."""
 
-    lane: Lane
+    lane: ActorHandle
     units: list[list[int]]
     stores: list[Any]
     began: float

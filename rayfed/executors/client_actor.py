@@ -32,8 +32,8 @@ from rayfed.errors import DeviceError, RayFedError, ResourceError
 from rayfed.executors.actor_state import WireCall
 from rayfed.executors.prometheus import Memory
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
-from rayfed.executors.worker import Weights, Worker, World, is_out_of_memory, out_of_memory
-from rayfed.federation.executor import Call, Task
+from rayfed.executors.worker import ClientContext, Weights, Worker, is_out_of_memory, out_of_memory
+from rayfed.federation.executor import Call, ClientTask
 from rayfed.types import Params, Update, num_bytes
 
 PAUSE = 10.0  # seconds between two times, which take milliseconds each
@@ -121,7 +121,7 @@ class ClientActor:
     """A Ray actor that holds one model and runs any client with it, one call after the other."""
 
     def __init__(
-        self, name: str, world: World, weights: Weights, labels: Mapping[str, str] | None = None
+        self, name: str, context: ClientContext, weights: Weights, labels: Mapping[str, str] | None = None
     ) -> None:
         """Args: name: name of the actor. labels: labels of its metrics; None: no metrics."""
         self._name = name
@@ -137,9 +137,9 @@ class ClientActor:
         keep_freed_memory()
         self._trim = Trim(SLACK)
         self._share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0) if usable else 1.0
-        self._hold(world, weights, labels)
+        self._hold(context, weights, labels)
 
-    def _hold(self, world: World, weights: Weights, labels: Mapping[str, str] | None) -> None:
+    def _hold(self, context: ClientContext, weights: Weights, labels: Mapping[str, str] | None) -> None:
         """Build the model of an experiment; the one before is given up first, as two may not fit."""
         self._held: Worker | ResourceError = ResourceError("the actor has no model")
         device = torch.device(self._device)
@@ -147,7 +147,7 @@ class ClientActor:
             if device != HOST:
                 limit_memory(device, self._share)
             give_back(device)
-            self._held = Worker(world, weights, self._device, self._share)
+            self._held = Worker(context, weights, self._device, self._share)
         except RuntimeError as err:  # `worker` raises it: Ray hides what a constructor raises
             if not is_out_of_memory(err):
                 raise
@@ -167,10 +167,10 @@ class ClientActor:
         return self._held
 
     def change(
-        self, world: World, weights: Weights, labels: Mapping[str, str] | None = None
+        self, context: ClientContext, weights: Weights, labels: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Run the clients of another experiment from now on; returns `where()`."""
-        self._hold(world, weights, labels)
+        self._hold(context, weights, labels)
         return self.where()
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ class Received:
         self._args = args
         self._params: dict[int, Params] = {}
         self._known: dict[int, Tensor] = {}
-        self._tasks: dict[bytes, Task] = {}
+        self._tasks: dict[bytes, ClientTask] = {}
 
     def call(self, wire: WireCall) -> Call:
         """The call that was sent."""

@@ -16,8 +16,8 @@ import torch
 
 from rayfed.devices import HOST
 from rayfed.errors import ClientError, DeviceError, StoppedError
-from rayfed.executors.worker import Weights, Worker, World
-from rayfed.federation.executor import Call, Event, Kept, Policy, Visit, action_for, event_of, units
+from rayfed.executors.worker import ClientContext, Weights, Worker
+from rayfed.federation.executor import Call, CallTiming, Event, Kept, Policy, action_for, event_of, units
 from rayfed.types import Update
 
 
@@ -31,15 +31,15 @@ class InlineExecutor:
 
     def __init__(
         self,
-        world: World,
+        context: ClientContext,
         weights: Weights,
         policy: Policy | None = None,
         device: str | torch.device = HOST,
     ) -> None:
-        self.worker = Worker(world, weights, device)
+        self.worker = Worker(context, weights, device)
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
-        self.on_visit: Callable[[Visit], None] = lambda _: None
+        self.on_visit: Callable[[CallTiming], None] = lambda _: None
         self._stores: dict[str, Kept] = {}
         self._serial = itertools.count()
         self._stopped = threading.Event()
@@ -69,7 +69,7 @@ class InlineExecutor:
         seconds = (time.perf_counter() - began) / len(calls)
         for call, (_, store) in zip(calls, done, strict=True):
             self.restore(call.client, store)
-            self.on_visit(Visit(call.client, call.tag, seconds))
+            self.on_visit(CallTiming(call.client, call.tag, seconds))
         return [update for update, _ in done]
 
     def _begin(self) -> float:
@@ -95,7 +95,7 @@ class InlineExecutor:
                     return None
             else:
                 self.restore(call.client, store)
-                self.on_visit(Visit(call.client, call.tag, time.perf_counter() - began))
+                self.on_visit(CallTiming(call.client, call.tag, time.perf_counter() - began))
                 return update
         raise AssertionError
 

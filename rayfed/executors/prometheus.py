@@ -22,7 +22,7 @@ from ray.util import metrics as ray_metrics
 from rayfed.columns import LOSS, MEAN, SIGMA_CLIENT, SIGMA_TYPE, VALIDATED, metric_of
 from rayfed.evaluation.metrics import Evaluation, summary
 from rayfed.federation.cohort import Ledger
-from rayfed.federation.executor import Event, Visit
+from rayfed.federation.executor import CallTiming, Event
 
 RUN = ("run", "algorithm", "trial")
 SCORED = (*RUN, "split", "domain")
@@ -153,7 +153,7 @@ class Metrics:
         row: Mapping[str, Any],
         ledger: Ledger,
         scores: Mapping[str, Evaluation],
-        visits: Sequence[Visit],
+        visits: Sequence[CallTiming],
         actors: int,
     ) -> None:
         """Set the metrics of a finished round.
@@ -219,7 +219,7 @@ def labels_of(run: str, algorithm: str, trial: str = "none") -> dict[str, str]:
     return {"run": run, "algorithm": algorithm, "trial": trial}
 
 
-def shares(visits: Sequence[Visit], actors: int, seconds: float) -> dict[str, float]:
+def shares(visits: Sequence[CallTiming], actors: int, seconds: float) -> dict[str, float]:
     """Share of the round in which actors were idle, and share of the time of calls that was waiting."""
     worked = sum(v.seconds for v in visits)
     waited = sum(v.waited for v in visits)

@@ -367,7 +367,7 @@ BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm sta
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class ClientContext:
     """Input of a process that runs clients: small, picklable, sent once to each process.
 
     Attributes:
@@ -457,11 +457,11 @@ class World:
         return {PERSONAL: self.personal_split, **validated}
 
 
-def choose_settings(world: World, device: torch.device) -> None:
+def choose_settings(context: ClientContext, device: torch.device) -> None:
     """Choose what libraries have once for a process: threads, products and deterministic kernels."""
-    use_threads(world.threads)
-    set_products(device, world.train.precision)
-    set_deterministic(device, world.deterministic)
+    use_threads(context.threads)
+    set_products(device, context.train.precision)
+    set_deterministic(device, context.deterministic)
 
 
 class Worker:
@@ -471,7 +471,7 @@ class Worker:
     once and never copied.
 
     Attributes:
-        world: What the process needs to run clients.
+        context: What the process needs to run clients.
         passes: How clients are computed.
         share: Share of the device that the process was given.
         model: The tuned model, on the device.
@@ -481,57 +481,59 @@ class Worker:
     """
 
     def __init__(
-        self, world: World, weights: Weights, device: str | torch.device = HOST, share: float = 1.0
+        self, context: ClientContext, weights: Weights, device: str | torch.device = HOST, share: float = 1.0
     ) -> None:
         """Build the model on a device.
 
         Args:
-            world: What the process needs to run clients.
+            context: What the process needs to run clients.
             weights: All tensors of the initial model.
             device: Any device of torch. Calls and their answers are on the CPU all the same.
             share: Share of the device that the process was given, for messages.
         """
-        self.world = world
+        self.context = context
         self.share = share
-        self.passes = world.passes
+        self.passes = context.passes
         self._device = torch.device(device)
-        choose_settings(world, self._device)
-        model = world.skeleton()
+        choose_settings(context, self._device)
+        model = context.skeleton()
         attach(model, weights)
-        if world.train.base_bits is not None:
+        if context.train.base_bits is not None:
             from rayfed.models.lora_layer import four_bits, quantize
 
             quantize(model, four_bits)
         self.model: Backbone = model.to(device)
         self._device = next(self.model.parameters()).device  # with its index, which `device` may leave out
-        self.model.mixed = world.train.precision == "bf16"
-        adjust_trunk(self.model, world.train, self._device.type)
-        self.passes.prepare(self.model, world.train, self._device.type)
+        self.model.mixed = context.train.precision == "bf16"
+        adjust_trunk(self.model, context.train, self._device.type)
+        self.passes.prepare(self.model, context.train, self._device.type)
         self.all_blocks = model.active
         self._start = copies(self.model)
-        self.stays = names_that_stay(self.model, world.stays)
+        self.stays = names_that_stay(self.model, context.stays)
         buffers = self._start.keys() - sent_tensors(model, buffers=False).keys()
         self._float_buffers = {name for name in buffers if not name.endswith(RESIDUAL)}
-        dataset = open_dataset(world.shard)
-        examples = dataset.images, dataset.targets, world.splits
-        self._examples = choose(*examples, self._device, world.resident, world.resident_bytes)
+        dataset = open_dataset(context.shard)
+        examples = dataset.images, dataset.targets, context.splits
+        self._examples = choose(*examples, self._device, context.resident, context.resident_bytes)
         scale = self.model.mean, self.model.std
-        self._normalize = converter(dataset, world.objective.pixels, self.model, self._device)
+        self._normalize = converter(dataset, context.objective.pixels, self.model, self._device)
         shape = model.example[0] if isinstance(model, OwnBackbone) else ()
         sides = (shape[-2], shape[-1]) if len(shape) > 1 else model.size
-        self._augment = Augmentation.of(world.augment, sides, *scale, dataset.own) if world.augment else None
-        self.cache = FeatureCache(world.train.cache_memory, self._folder(), world.shares_features)
+        self._augment = (
+            Augmentation.of(context.augment, sides, *scale, dataset.own) if context.augment else None
+        )
+        self.cache = FeatureCache(context.train.cache_memory, self._folder(), context.shares_features)
         self.put_back = PutBack(self.model)
 
     def _folder(self) -> FeatureFolder | None:
         """Folder of the frozen features on disk."""
-        world = self.world
-        if not world.features:
+        context = self.context
+        if not context.features:
             return None
-        train = world.train
-        numbers = (train.eval_batch_size, world.threads, train.compile, train.precision, train.pack_texts)
-        network = (world.features, world.model)
-        return feature_folder(world.shard, world.splits, self._device, *network, *numbers)
+        train = context.train
+        numbers = (train.eval_batch_size, context.threads, train.compile, train.precision, train.pack_texts)
+        network = (context.features, context.model)
+        return feature_folder(context.shard, context.splits, self._device, *network, *numbers)
 
     @property
     def device(self) -> torch.device:
@@ -540,7 +542,7 @@ class Worker:
 
     def start_params(self) -> Params:
         """The tensors that are sent and trained, with their initial values, on the CPU."""
-        local = self.world.train.batch_norm == "local"
+        local = self.context.train.batch_norm == "local"
         own = self.stays | self._float_buffers if local else self.stays
         return move({n: v for n, v in self._start.items() if n not in own}, HOST)
 
@@ -583,7 +585,7 @@ class Worker:
         """
         hidden = None
         if isinstance(failed, DeviceMemoryError):
-            self.passes.save_memory(self.model, self.world.train)
+            self.passes.save_memory(self.model, self.context.train)
         try:
             give_back(self._device)
         except RuntimeError as err:
@@ -609,7 +611,7 @@ class Worker:
         return self.call(call, store())
 
     def _run(self, call: Call, store: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
-        seed = derive(self.world.seed, call.tag, call.sent.round, call.client)
+        seed = derive(self.context.seed, call.tag, call.sent.round, call.client)
         with use_seed(seed) as rng, self.passes.drawing(seed):
             ((sent, own),) = receive([(call.sent, store)], self._device)
             sent = self._load(sent, own)
@@ -623,11 +625,11 @@ class Worker:
 
     def _failure(self, call: Call, err: Exception) -> RayFedError:
         """The error of a call, without the frames of `err`, which hold the tensors of the call."""
-        world = self.world
+        context = self.context
         if isinstance(err, RayFedError):
             failed = err
         else:
-            failed = failed_call(call, err, world.smaller, world.splits, self.share)
+            failed = failed_call(call, err, context.smaller, context.splits, self.share)
         drop_frames(err)
         self.model.forget()
         return failed.with_traceback(None)
@@ -689,20 +691,20 @@ class Worker:
             rng: The stream of the call.
             passes: How this client is computed.
         """
-        world = self.world
-        train = replace(world.train, lr=world.train.rate(call.sent.round, world.rounds))
+        context = self.context
+        train = replace(context.train, lr=context.train.rate(call.sent.round, context.rounds))
         return Client(
             id=call.client,
             model=model,
-            data=ClientData(call.client, self._examples, world.splits[call.client], self._normalize),
+            data=ClientData(call.client, self._examples, context.splits[call.client], self._normalize),
             config=train,
             rng=rng,
             store=store,
-            deployed_on=world.deployed_on(call.sent.round),
+            deployed_on=context.deployed_on(call.sent.round),
             cache=self.cache,
             augment=self._augment,
-            objective=world.objective,
-            lr_factor=train.lr / world.train.lr,
+            objective=context.objective,
+            lr_factor=train.lr / context.train.lr,
             rank=call.sent.rank,
             stays=self.stays,
             passes=passes,

@@ -35,7 +35,7 @@ def batches_of(setups: Sequence[Setup]) -> float:
 def _steps(setup: Setup) -> float:
     """Expected steps of all clients in all rounds, where each trains its model once a visit."""
     experiment = setup.experiment
-    each = [setup.world.train.steps(info.num_examples) for info in experiment.clients.values()]
+    each = [setup.context.train.steps(info.num_examples) for info in experiment.clients.values()]
     return experiment.rounds * experiment.clients_per_round * fmean(each)
 
 

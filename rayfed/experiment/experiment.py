@@ -13,7 +13,7 @@ import torch
 from rayfed.config.schema import Config, Request, composed, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.finished_run import RoundRow, Run
-from rayfed.experiment.from_objects import split
+from rayfed.experiment.from_objects import to_overrides
 from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
 from rayfed.experiment.kept_session import end_session as end_session
 from rayfed.experiment.study.described import compared, one_method
@@ -223,7 +223,7 @@ class Experiment:
         Raises:
             ConfigError: A key or a value is wrong; one line, as on the command line.
         """
-        overrides, more = split({**self._given, **values})
+        overrides, more = to_overrides({**self._given, **values})
         if self._checked is not None:
             changed = overrides or more
             return resolve(composed(overrides, to_dict(self._checked), more)) if changed else self._checked

@@ -260,7 +260,7 @@ class Run:
         from rayfed.models.lora_layer import merge
         from rayfed.tuning.base import load
 
-        backbone = self._setup.world.build()
+        backbone = self._setup.context.build()
         load(backbone, params)
         network = backbone.deployed().eval()
         if merged and not merge(network):
@@ -293,7 +293,7 @@ class Run:
         if dataset.owner_column is None or self.config.data.partition.scheme != "natural":
             return {}
         names = dataset.owners
-        splits = self._setup.world.splits
+        splits = self._setup.context.splits
         every = ((each, rows) for each in self.clients.index for rows in splits[each].values() if len(rows))
         return {names[int(rows[0])]: each for each, rows in every}
 

@@ -23,7 +23,7 @@ GROUPS = ("algorithm", "data", "model", "tuning", "cluster", "experiment")
 """Keys whose value may be a name that chooses a section."""
 
 
-def split(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def to_overrides(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The overrides and the values of a config for what was given by key.
 
     Args:

@@ -10,7 +10,7 @@ from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
 from rayfed.data.data_config import DataConfig
 from rayfed.data.shards import Dataset
-from rayfed.engine.built_once import Shared
+from rayfed.engine.built_once import Memo
 from rayfed.engine.measure_client import check_resources
 from rayfed.engine.setup import Setup, dataset_of, prepare
 from rayfed.executors.cluster_config import ClusterConfig
@@ -36,12 +36,12 @@ class Plan:
         return replace(self, config=config, setup=replace(self.setup, design=design_of(config)))
 
 
-def prepared(config: Config, shared: Shared | None = None) -> Setup:
+def prepared(config: Config, shared: Memo | None = None) -> Setup:
     """The experiment of a config, ready to run anywhere. Arguments and errors: as of `prepare`."""
     return prepare(design_of(config), shared)
 
 
-def make_plan(config: Config, path: Path, shared: Shared | None = None) -> Plan:
+def make_plan(config: Config, path: Path, shared: Memo | None = None) -> Plan:
     """Prepare an experiment; nothing is written to `path`.
 
     Args:
@@ -65,10 +65,10 @@ def first_run(config: Request) -> Config:
     """
     if config.protocol not in PROTOCOLS:
         return config.alone()
-    return next(iter(protocol_runs(config, Shared()).values()))
+    return next(iter(protocol_runs(config, Memo()).values()))
 
 
-def protocol_runs(config: Request, shared: Shared) -> dict[str, Config]:
+def protocol_runs(config: Request, shared: Memo) -> dict[str, Config]:
     """The runs of a protocol by name.
 
     Args:

@@ -26,7 +26,7 @@ from rayfed.record.trackers import check_trackers
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
-    from rayfed.engine.built_once import Shared
+    from rayfed.engine.built_once import Memo
     from rayfed.experiment.plan import Plan
     from rayfed.record.claim import Claim
 
@@ -48,7 +48,7 @@ class Runner:
     session: Session = field(default_factory=Session)
     stays: bool = False
     resume: bool = False
-    shared: Shared | None = None
+    shared: Memo | None = None
     stop: Callable[[Path], bool] | None = None
 
     def start(self, config: Config, claim: Claim | None = None) -> Run:
@@ -68,14 +68,18 @@ class Runner:
             check_trackers(config.trackers)
             check_cluster(config)
             plan = make_plan(config, claim.path, self.shared)
-            with _noting(claim.path, self.show), self._ray():
+            with advise_on_interrupt(claim.path, self.show), self._ray():
                 return Run(claim.path, replace(self, resume=True).run(plan, claim), config)
         path, owner, plan = _prepare(config, joins=True, shared=self.shared)
         with self._ray():
             if owner:
                 self.session.check(config.cluster, plan.setup)  # before `claim` moves the earlier run
             # Ray ends before the lock, if it ends with this run.
-            with folders.claim(path, owner, config.overwrite) as own, _noting(path, self.show), self._ray():
+            with (
+                folders.claim(path, owner, config.overwrite) as own,
+                advise_on_interrupt(path, self.show),
+                self._ray(),
+            ):
                 if own.earlier is not None:
                     self.show.tell(f"the run that was in {path} is in {own.earlier} now")
                 return Run(path, self.run(plan, own), config)
@@ -110,7 +114,7 @@ class Runner:
 
 
 @contextmanager
-def _noting(path: Path, show: Show) -> Iterator[None]:
+def advise_on_interrupt(path: Path, show: Show) -> Iterator[None]:
     """Add advice about the run in a folder to an interruption that has none, as after the rounds."""
     try:
         yield
@@ -132,7 +136,7 @@ def check(config: Config) -> None:
     _prepare(config)
 
 
-def _prepare(config: Config, joins: bool = False, shared: Shared | None = None) -> tuple[Path, str, Plan]:
+def _prepare(config: Config, joins: bool = False, shared: Memo | None = None) -> tuple[Path, str, Plan]:
     """Folder of a new run, token of the run that is in it, and the experiment with all that it runs.
 
     Args:

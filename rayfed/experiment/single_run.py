@@ -67,9 +67,9 @@ def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None
     facts = {
         **basis.data,
         "bad_images_skipped": dataset.skipped,
-        "task": setup.world.objective.task,
-        SCORE: score_facts(setup.world.objective),
-        "examples": setup.world.objective.examples,
+        "task": setup.context.objective.task,
+        SCORE: score_facts(setup.context.objective),
+        "examples": setup.context.objective.examples,
         "head": setup.head,
         **_test_split(config, setup),
         **({"texts_cut": cut} if (cut := texts_cut(partition, dataset)) else {}),
@@ -120,9 +120,9 @@ def tell_clients(setup: Setup, tell: Callable[[str], None]) -> None:
     sizes = {"blocks": setup.experiment.capacity or {}, "rank": setup.experiment.ranks}
     tell(describe(setup.partition, setup.dataset, terminal_width(), sizes))
     if setup.dataset.own:
-        goal = setup.world.objective
+        goal = setup.context.objective
         tell(f"task: {goal.task}, scored by {goal.metric}")
-    if setup.world.network is not None:
+    if setup.context.network is not None:
         tell(fit_width(trained_in_words(setup), terminal_width()))
     for note in setup.notes:
         tell(fit_width(note, terminal_width()))
@@ -144,14 +144,14 @@ def classes_in_words(setup: Setup) -> str:
     Empty where each client has all classes of its test set, or has its own test set.
     """
     partition, targets = setup.partition, np.asarray(setup.dataset.targets)
-    if not partition.official_test or setup.world.objective.reads not in CLASSES or targets.ndim != 1:
+    if not partition.official_test or setup.context.objective.reads not in CLASSES or targets.ndim != 1:
         return ""
     tested = {name: np.unique(targets[rows]) for name, rows in partition.domain_tests().items()}
     every = [name for name in partition.table if name not in partition.unseen]
     looked = every[:: -(-len(every) // LOOKED_AT)]
     have, wanted = [], []
     for name in looked:
-        own = setup.world.splits[name]
+        own = setup.context.splits[name]
         classes = tested[partition.table[name].domain]
         rows = np.concatenate([own["train"], own["val"]]) if "val" in own else own["train"]
         have.append(int(np.isin(classes, targets[rows]).sum()))

@@ -150,7 +150,7 @@ def _together(
     worker: Worker, calls: Sequence[Call], stores: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Update, dict[str, Any]]]:
     """Run calls in one group."""
-    seeds = [derive(worker.world.seed, call.tag, call.sent.round, call.client) for call in calls]
+    seeds = [derive(worker.context.seed, call.tag, call.sent.round, call.client) for call in calls]
     messages = [(call.sent, store) for call, store in zip(calls, stores, strict=True)]
     worker.put_back()
     there = receive(messages, worker.device)
@@ -186,9 +186,9 @@ def _group_failure(
         is_second: The group was run for the second time.
         together: As of `log_failure`.
     """
-    world = worker.world
+    context = worker.context
     if is_fault(err):
-        return failed_call(calls[0], err, world.smaller, world.splits, worker.share)
+        return failed_call(calls[0], err, context.smaller, context.splits, worker.share)
     if is_out_of_memory(err):
         cause = out_of_memory(err, worker.share, _less(worker, calls))
         text = f"{len(calls)} clients at once: {cause}"
@@ -201,8 +201,8 @@ def _group_failure(
 
 def _less(worker: Worker, calls: Sequence[Call]) -> list[str]:
     """Overrides with which a group of these clients would need less memory."""
-    examples = max(len(worker.world.splits[call.client].get("train", ())) for call in calls)
+    examples = max(len(worker.context.splits[call.client].get("train", ())) for call in calls)
     fewer = [f"train.group={len(calls) // 2}"] if len(calls) > 1 else []
-    changes = worker.world.smaller.changes(examples)
+    changes = worker.context.smaller.changes(examples)
     own = [override(found[0], key) for key in ("graphs", "batch_size") if (found := changes.get(key))]
     return fewer + own

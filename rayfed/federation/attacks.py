@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rayfed.federation.client import Client
-from rayfed.federation.executor import Content, Leave, Task
+from rayfed.federation.executor import ClientTask, Content, Leave
 from rayfed.heterogeneity.faults import HONEST, Attack
 from rayfed.types import Broadcast, Params, Update, beyond_rank, is_statistic
 
 
-def with_attack(task: Task, attack: Attack, scale: float) -> tuple[Task, tuple[Leave, ...]]:
+def with_attack(task: ClientTask, attack: Attack, scale: float) -> tuple[ClientTask, tuple[Leave, ...]]:
     """The training exchange as a client with this attack runs it: its task, and what changes its answer.
 
     Args:
@@ -31,7 +31,7 @@ def with_attack(task: Task, attack: Attack, scale: float) -> tuple[Task, tuple[L
     return task, (partial(_attack, attack, scale),)
 
 
-def _relabel(client: Client, sent: Broadcast, task: Task) -> Update:
+def _relabel(client: Client, sent: Broadcast, task: ClientTask) -> Update:
     """Task: run another task on labels that are counted from the other end."""
     last = client.model.num_classes - 1
     client.data = replace(client.data, relabel=lambda y: last - y)

@@ -13,7 +13,7 @@ from rayfed.client_facts import ClientInfo, ClientTable
 from rayfed.devices import with_fields_made_here
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.attacks import with_attack
-from rayfed.federation.executor import Call, Executor, Leave, Task
+from rayfed.federation.executor import Call, ClientTask, Executor, Leave
 from rayfed.federation.noise_and_compression import OPEN, Channel
 from rayfed.heterogeneity.faults import HONEST, Faults
 from rayfed.types import Broadcast, Update, at_rank
@@ -231,7 +231,7 @@ class Cohort(Federation):
 
     def run(
         self,
-        task: Task,
+        task: ClientTask,
         sent: Broadcast | Mapping[str, Broadcast],
         tag: str | None = None,
         lasts: float | None = None,
@@ -289,7 +289,7 @@ class Cohort(Federation):
             answers = self.channel.with_noise(held, answers)
         return list(answers.values())
 
-    def _call(self, cid: str, task: Task, tag: str, sent: Broadcast) -> Call:
+    def _call(self, cid: str, task: ClientTask, tag: str, sent: Broadcast) -> Call:
         """The call of a client; in training its answer passes its attack, then the channel."""
         leaves: tuple[Leave, ...] = ()
         if tag == TRAINING and self.faults is not None:
@@ -360,7 +360,7 @@ class Cohort(Federation):
         self.ledger.metrics.update(metrics)
 
 
-def task_name(task: Task) -> str:
+def task_name(task: ClientTask) -> str:
     """Name of a task function, or of the function inside a `functools.partial`."""
     inner = getattr(task, "func", task)
     return str(getattr(inner, "__name__", type(inner).__name__))

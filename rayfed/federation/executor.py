@@ -12,7 +12,7 @@ from rayfed.errors import ClientError
 from rayfed.federation.client import Client
 from rayfed.types import Broadcast, Params, Positive, Update
 
-Task: TypeAlias = Callable[[Client, Broadcast], Update]
+ClientTask: TypeAlias = Callable[[Client, Broadcast], Update]
 """Work that a client does in an exchange: from the client and the message it received to its answer."""
 
 Content: TypeAlias = tuple[Params, Mapping[str, Any]]
@@ -39,7 +39,7 @@ class Call:
     """
 
     client: str
-    task: Task
+    task: ClientTask
     tag: str
     sent: Broadcast
     examples: float = 1.0
@@ -79,7 +79,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Visit:
+class CallTiming:
     """Wall-clock timing of an answered call, for monitoring; it is never part of a result.
 
     Attributes:
@@ -105,7 +105,7 @@ class Executor(Protocol):
     """
 
     on_event: Callable[[Event], None]
-    on_visit: Callable[[Visit], None]
+    on_visit: Callable[[CallTiming], None]
 
     @property
     def actors(self) -> int: ...

@@ -20,7 +20,7 @@ from rayfed.federation.aggregation import (
 )
 from rayfed.federation.client_tasks import fit
 from rayfed.federation.cohort import TRAINING, Cohort
-from rayfed.federation.executor import Task
+from rayfed.federation.executor import ClientTask
 from rayfed.federation.local import Local
 from rayfed.federation.params import without_statistics
 from rayfed.types import Broadcast, Params, ServerState, Update
@@ -85,7 +85,7 @@ class Server:
         updates = cohort.run(self.training_task(local), self.send(state, cohort), tag=TRAINING)
         return self.aggregate(state, cohort, updates)
 
-    def training_task(self, local: Local) -> Task:
+    def training_task(self, local: Local) -> ClientTask:
         """The task of the training exchange; override it to have models scored before or after training."""
         return partial(fit, local=local)
 

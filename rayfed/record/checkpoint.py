@@ -62,7 +62,7 @@ SOURCE = "_source"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Basis:
+class RunInputs:
     """The inputs of a run, with which a checkpoint can be continued.
 
     Attributes:
@@ -103,7 +103,7 @@ def _depends_on_rounds(config: Mapping[str, Any]) -> bool:
     return isinstance(train, Mapping) and train.get("schedule", "constant") != "constant"
 
 
-NOTHING = Basis()
+NOTHING = RunInputs()
 
 
 def seals(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -255,7 +255,7 @@ def restore(stores: Mapping[str, Path], executor: Executor) -> None:
 class Checkpoints:
     """The checkpoints in the folder of one run."""
 
-    def __init__(self, run: Path, keep: int = 2, basis: Basis = NOTHING) -> None:
+    def __init__(self, run: Path, keep: int = 2, basis: RunInputs = NOTHING) -> None:
         """Args: run: its folder. keep: number of checkpoints to keep. basis: config and data digests."""
         self.run = run
         self.path = run / CHECKPOINTS

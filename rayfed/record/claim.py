@@ -176,7 +176,7 @@ class Claim:
 
     def begin(self) -> None:
         """Write the marker, in a folder that holds nothing that has to stay. The caller holds all locks."""
-        with _saying(self.path):
+        with output_errors(self.path):
             empty(self.path)
             write_mark(self.path, Mark(kind=self.kind, claim=self.token))
         self.begun = True
@@ -188,7 +188,7 @@ class Claim:
         Raises:
             ConfigError: The folder cannot be written.
         """
-        with _saying(self.path):
+        with output_errors(self.path):
             write_mark(self.path, Mark(kind=self.kind, claim=self.token))
             drop_temporaries(self.path)
         self.writers.close()
@@ -197,7 +197,7 @@ class Claim:
         """Remove the files of a run that ran no round, and put the run back that was moved away for it."""
         if not self.begun:
             return
-        with _saying(self.path):
+        with output_errors(self.path):
             empty(self.path)
             remove_kept(self.path)
             remove_empty(self.made)
@@ -303,7 +303,7 @@ def claim(path: Path, owner: str, overwrite: bool = False, kind: str = "run") ->
         ConfigError: Another process holds the folder or has begun in it since `look`, or the folder cannot be
             written. Nothing in it was changed then.
     """
-    with _saying(path):
+    with output_errors(path):
         claimed = Claim(path=path, kind=kind, made=make_all(path))
     with ExitStack() as held, claimed.writers:
         try:
@@ -335,7 +335,7 @@ def _move_away(claimed: Claim, held: ExitStack) -> None:
     # The locks were renamed with the folder, which another command may continue from now on.
     held.close()
     claimed.writers.close()
-    with _saying(path):
+    with output_errors(path):
         claimed.made = make_all(path.resolve())
     _lock(path, held, claimed.writers, MOMENT)
     _look_again(path, "", overwrite=False, kind=claimed.kind)
@@ -427,7 +427,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def _saying(path: Path) -> Iterator[None]:
+def output_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except StorageError as err:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayfed.errors import ConfigError, one_line
-from rayfed.objective import learn
+from rayfed.objective import register_metric
 from rayfed.user_files import DocumentError, parse_json, parse_yaml
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _learn_metric(folder: Path) -> None:
     if file.exists():
         with suppress(DamagedError), reading(file):
             if score := read_json(file, dict).get(SCORE):
-                learn(score)
+                register_metric(score)
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -64,7 +64,7 @@ def answers(folder: Path, texts: int, tokens: int, choices: str | None = None) -
         raise ConfigError(
             f"data: {run.config.data.name!r} is for {setup.dataset.task}, whose models write nothing"
         )
-    model = setup.world.build()
+    model = setup.context.build()
     load(model, run.state.params)
     model.to(run.device).eval()
     tokenizer = load_tokenizer(str(model.tokenizer))
@@ -177,7 +177,7 @@ def _test_rows(run: ReopenedRun, count: int) -> dict[str, Any]:
     setup = run.setup
     rows: dict[str, list[Any]] = {}
     for unit in setup.experiment.sets:
-        rows.setdefault(unit.domain, []).append(setup.world.splits[unit.id]["test"])
+        rows.setdefault(unit.domain, []).append(setup.context.splits[unit.id]["test"])
     return {domain: evenly(np.unique(np.concatenate(own)), count) for domain, own in rows.items()}
 
 

@@ -26,6 +26,7 @@ from rayfed.report.final_table import (
     KINDS,
     cell_without,
     cut_notes,
+    exceeds_adapter_gain,
     fault_notes,
     final_scores,
     final_table,
@@ -35,7 +36,6 @@ from rayfed.report.final_table import (
     privacy_notes,
     sample_note,
     some_clients,
-    told_apart,
     total_cost,
     total_steps,
     unevaluated_note,
@@ -121,7 +121,7 @@ def _alike(runs: Sequence[RecordedRun]) -> Iterator[str]:
             gains.append(100 * (score - without))
     if len(scores) < 2:
         return
-    apart, why = told_apart(scores, gains)
+    apart, why = exceeds_adapter_gain(scores, gains)
     if not apart:
         yield (
             f"this setting cannot tell the methods apart: {why} (mean over domains less without_adapters, "

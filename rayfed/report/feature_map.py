@@ -116,8 +116,8 @@ def features(folder: Path, images: int, by_class: bool = False) -> list[dict[str
     run = reopen(folder)
     shown = chosen_by_class(run, images) if by_class else choose_images(run, images)
     splits = {domain: {SPLIT: rows} for domain, (_, rows) in shown.items()}
-    world = replace(run.setup.world, splits=splits)
-    executor = InlineExecutor(world, run.setup.weights, device=run.device)
+    context = replace(run.setup.context, splits=splits)
+    executor = InlineExecutor(context, run.setup.weights, device=run.device)
     task = partial(represent, local=run.setup.experiment.local)
     calls = [Call(domain, task, "features", run.state.broadcast()) for domain in shown]
     stage("computing the features")

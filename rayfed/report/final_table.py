@@ -50,7 +50,7 @@ def final_scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return deployed, row.get(OVER_DOMAINS.name(metric, GLOBAL), deployed)
 
 
-def told_apart(scores: Sequence[float], added: Sequence[float]) -> tuple[bool, str]:
+def exceeds_adapter_gain(scores: Sequence[float], added: Sequence[float]) -> tuple[bool, str]:
     """Whether a setting tells methods apart, and both numbers that say so in words.
 
     Args:

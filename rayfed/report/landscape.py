@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from rayfed.client_facts import RowTable
-from rayfed.engine.loop import Training, draw_cohort, score_global
+from rayfed.engine.loop import RoundPlan, draw_cohort, score_global
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import summary
 from rayfed.evaluation.test_sets import all_splits
@@ -166,7 +166,7 @@ def last_weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {row["client"]: row["weight"] for row in rows if row["round"] == last}
 
 
-def loss_on(experiment: Training, cohort: Cohort, state: ServerState, params: Params) -> float:
+def loss_on(experiment: RoundPlan, cohort: Cohort, state: ServerState, params: Params) -> float:
     """Loss of a model on the held-out domain, else mean over clients of the loss on their test images."""
     unseen = tuple(s for s in experiment.sets if s.is_held_out)
     scored = replace(experiment, sets=unseen or experiment.sets)
@@ -185,8 +185,8 @@ def survey(folder: Path, points: int, images: int) -> list[dict[str, Any]]:
         images: Largest number of images of each test set.
     """
     run = reopen(folder)
-    world = replace(run.setup.world, splits=only_tests_thinned(run, images))
-    executor = InlineExecutor(world, run.setup.weights, device=run.device)
+    context = replace(run.setup.context, splits=only_tests_thinned(run, images))
+    executor = InlineExecutor(context, run.setup.weights, device=run.device)
     experiment = replace(run.setup.experiment, packs=())  # packs have all images of their sets
     cohort = replace(draw_cohort(experiment, executor, run.state), ledger=Ledger())
     if run.setup.partition.drawn is None:  # else there may be too many to train all of them

@@ -69,9 +69,9 @@ def reopen(folder: Path) -> ReopenedRun:
             "train.batch_norm: with 'local' the statistics stay with the clients and are not in the run's "
             "folder; only runs with 'average' can be analysed"
         )
-    if setup.world.stays:
+    if setup.context.stays:
         raise ConfigError(
-            f"local.stays: {', '.join(setup.world.stays)} stay with the clients and are not in the run's "
+            f"local.stays: {', '.join(setup.context.stays)} stay with the clients and are not in the run's "
             f"folder; only runs whose tensors are all sent can be analysed"
         )
     server = setup.experiment.server

@@ -110,7 +110,7 @@ def survey(folder: Path, points: int) -> list[dict[str, Any]]:
         ConfigError: The run has one client, or a client has no validation examples.
     """
     run = reopen(folder)
-    executor = InlineExecutor(run.setup.world, run.setup.weights, device=run.device)
+    executor = InlineExecutor(run.setup.context, run.setup.weights, device=run.device)
     experiment = run.setup.experiment
     if len(experiment.clients) < 2:
         raise ConfigError("the weight of a single client is always 1: a run with two or more is needed")

@@ -73,7 +73,7 @@ def cost_of(asked: TableStudy, waiting: Sequence[TableCell]) -> TableCost:
     found = diagnose(config)
     part = share(config.cluster, len(waiting), found.nodes, asked.at_once)
     measured = setups[first.setting][0]
-    reference = costs(measured.experiment, measured.world.train)[found.measured.client]
+    reference = costs(measured.experiment, measured.context.train)[found.measured.client]
     seconds = traffic = disk = 0.0
     runs = 0
     for cell in waiting:

@@ -19,7 +19,7 @@ from rayfed.config import papers
 from rayfed.config.papers import PaperTable
 from rayfed.experiment.study.paired_tests import mean_and_error, p_of_t
 from rayfed.record.recorded_run import RecordedRun
-from rayfed.report.final_table import head_notes, told_apart
+from rayfed.report.final_table import exceeds_adapter_gain, head_notes
 from rayfed.reproduce.cell_scores import (
     ADDED,
     EXAMPLES,
@@ -406,7 +406,7 @@ def alike(setting: str, rows: Mapping[str, Sequence[float]]) -> Iterator[str]:
         return
     scores, added = zip(*rows.values(), strict=True)
     bare = [score - gain for score, gain in rows.values()]
-    apart, why = told_apart(scores, added)
+    apart, why = exceeds_adapter_gain(scores, added)
     said = f"{setting}: {'; '.join(rows)}: {why} (mean over the rows)"
     said += f"; without adapters they differ by {max(bare) - min(bare):.1f}"
     yield said if apart else f"{said}; this setting cannot tell them apart"

@@ -60,11 +60,11 @@ def test_one_exit_has_nobody_to_imitate():
 
 
 def test_the_fraction_replaces_the_constant():
-    world = cohort({"a": 12}, round=3)
+    context = cohort({"a": 12}, round=3)
     state = ServerState(round=3, params={})
-    shared = MutualDistillation(T0_frac=0.5).exchange(state, world).shared["distillation"]
+    shared = MutualDistillation(T0_frac=0.5).exchange(state, context).shared["distillation"]
     assert shared == ramp(3, 5.0)
-    assert MutualDistillation(T0=500).exchange(state, world).shared["distillation"] == ramp(3, 500)
+    assert MutualDistillation(T0=500).exchange(state, context).shared["distillation"] == ramp(3, 500)
 
 
 def tuned(kind="vit_mini", **options):

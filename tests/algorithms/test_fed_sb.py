@@ -29,16 +29,16 @@ def prepared(cache, *overrides):
 
 def gradients(setup):
     """Gradient of the loss of all training examples, of the weight of each adapted layer, by autograd."""
-    world = setup.world
-    model = build_backbone(world.model, world.classes, world.seed).requires_grad_(True).eval()
-    dataset = open_dataset(world.shard)
-    rows = np.concatenate([world.splits[cid]["train"] for cid in setup.experiment.clients])
+    context = setup.context
+    model = build_backbone(context.model, context.classes, context.seed).requires_grad_(True).eval()
+    dataset = open_dataset(context.shard)
+    rows = np.concatenate([context.splits[cid]["train"] for cid in setup.experiment.clients])
     normalize = Normalizer(model.mean, model.std, torch.device("cpu"))
     x = normalize(torch.from_numpy(np.ascontiguousarray(dataset.images[rows])))
     y = torch.from_numpy(np.asarray(dataset.targets)[rows]).long()
-    world.objective.loss(logits(model(x)), y).backward()
+    context.objective.loss(logits(model(x)), y).backward()
     weights = dict(model.named_parameters())
-    tuned = world.skeleton()
+    tuned = context.skeleton()
     attach(tuned, setup.weights)
     values = dict(tuned.named_parameters())
     for site in core_sites(tuned):

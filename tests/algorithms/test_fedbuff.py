@@ -7,7 +7,7 @@ import torch
 
 from algorithms.fedbuff import FedBuff
 from rayfed.client_facts import ByClient, ClientNames, ClientTable
-from rayfed.engine.loop import Training, run_rounds
+from rayfed.engine.loop import RoundPlan, run_rounds
 from rayfed.errors import ConfigError
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
@@ -50,7 +50,7 @@ def played(server, names, rounds, clock=True, state=None, dropout=0.0, together=
         work=ByClient(ClientNames(names), [SECONDS[n] for n in names], torch.arange(len(names)).numpy()),
         seconds_per_example=1.0 if clock else None,
     )
-    experiment = Training(
+    experiment = RoundPlan(
         server=server,
         local=Local(),
         clients=table,

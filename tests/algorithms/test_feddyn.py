@@ -62,7 +62,7 @@ def test_v4_two_rounds_by_hand(monkeypatch):
     state = ServerState(round=0, params={"x": torch.tensor(V4.inputs["start"], dtype=torch.float64)})
     stores = [{}, {}, {}, {}]
     server = DynamicServer(feddyn_alpha=ALPHA)
-    world = cohort(dict.fromkeys("0123", 1), depth=1)
+    context = cohort(dict.fromkeys("0123", 1), depth=1)
     for who, name in zip(V4.inputs["participants"], ("round1", "round2"), strict=True):
         expected = V4.expected[name]
         updates = [train(monkeypatch, i, state.params, stores) for i in who]
@@ -71,7 +71,7 @@ def test_v4_two_rounds_by_hand(monkeypatch):
         V4.matches(torch.stack([answer.params["x"] for answer in updates]).mean(0), expected["mean"])
         for store, dual in zip(stores, expected["lambda"], strict=True):
             V4.matches(store["g"]["x"] / -ALPHA if store else torch.zeros(3), dual)
-        state = server.aggregate(state, world, updates)
+        state = server.aggregate(state, context, updates)
         V4.matches(state.memory["h"]["x"], expected["h"])
         V4.matches(state.params["x"], expected["server"])
     assert stores[3] == {}

@@ -74,40 +74,41 @@ def test_v1_each_block_is_averaged_over_its_holders(weighting, expected):
 
 def test_the_plan_is_recorded_and_depends_on_the_round_only():
     capacity = {"a": 12, "b": 6, "c": 3}
-    world = cohort(capacity, round=4)
-    state = RandomAllocation().plan(ServerState(round=4, params={}), world)
+    context = cohort(capacity, round=4)
+    state = RandomAllocation().plan(ServerState(round=4, params={}), context)
     again = RandomAllocation().plan(ServerState(round=4, params={}), cohort(capacity, round=4))
     assert state.memory == again.memory
     assert [len(state.memory["plan"][c]["blocks"]) for c in "abc"] == [12, 6, 3]
-    rows = world.ledger.tables["allocations"]
+    rows = context.ledger.tables["allocations"]
     assert [(r["client"], r["capacity"]) for r in rows] == [("a", 12), ("b", 6), ("c", 3)]
-    state = RandomAllocation().record_visits(state, world)
-    visits = [r["visits"] for r in world.ledger.tables["block_visits"]]
+    state = RandomAllocation().record_visits(state, context)
+    visits = [r["visits"] for r in context.ledger.tables["block_visits"]]
     assert sum(visits) == 21
     assert min(visits) >= 1
-    world = cohort(capacity, round=5)
-    later = RandomAllocation().plan(state, world)
+    context = cohort(capacity, round=5)
+    later = RandomAllocation().plan(state, context)
     held = later.memory["plan"]["a"]["blocks"] + later.memory["plan"]["c"]["blocks"]
-    world.ledger.missing.append("b")  # its blocks were not trained
-    later = RandomAllocation().record_visits(later, world)
+    context.ledger.missing.append("b")  # its blocks were not trained
+    later = RandomAllocation().record_visits(later, context)
     assert sum(later.memory["visits"]) == 21 + 15
     assert later.memory["last_round"] == [5 if j in held else 4 for j in range(12)]
     assert later.memory["plan"] != state.memory["plan"]
 
 
 def test_what_cannot_be_covered(caplog):
-    world = cohort({"a": 2, "b": 3})
+    context = cohort({"a": 2, "b": 3})
     state = ServerState(round=0, params={})
-    held = RandomAllocation(cover=True).allocate(state, world)
+    held = RandomAllocation(cover=True).allocate(state, context)
     assert not set(held["a"]) & set(held["b"])
     assert "cannot cover 12" in caplog.text
     assert (
-        sum(map(len, RandomAllocation(cover=True, on_infeasible="eq3").allocate(state, world).values())) == 5
+        sum(map(len, RandomAllocation(cover=True, on_infeasible="eq3").allocate(state, context).values()))
+        == 5
     )
     with pytest.raises(ConfigError, match="cannot cover 12"):
-        RandomAllocation(cover=True, on_infeasible="error").allocate(state, world)
+        RandomAllocation(cover=True, on_infeasible="error").allocate(state, context)
     stale = state.remember(last_round=[5] * 7 + [0] * 5)
-    held = RandomAllocation(cover=True, prefer_stale=True).allocate(stale, world)
+    held = RandomAllocation(cover=True, prefer_stale=True).allocate(stale, context)
     assert sorted(held["a"] + held["b"]) == [7, 8, 9, 10, 11]
 
 
@@ -122,7 +123,7 @@ def test_what_cannot_be_covered(caplog):
 )
 def test_frozen_blocks_a_client_receives(cache, frozen, monkeypatch):
     plans = iter([(0, 1, 2), (1, 2, 3), (0, 1, 3)])
-    monkeypatch.setattr(RandomAllocation, "allocate", lambda self, state, world: {"a": next(plans)})
+    monkeypatch.setattr(RandomAllocation, "allocate", lambda self, state, context: {"a": next(plans)})
     server = RandomAllocation(frozen_cache=cache, cache_blocks=2)
     state = ServerState(round=0, params={})
     found = []
@@ -154,16 +155,16 @@ def test_v8_bytes_of_the_papers_backbones(backbone):
     sizes = _block_bytes(model)
     for depth, megabytes in MEGABYTES[backbone].items():
         up, down = (round(1e6 * each) for each in megabytes)
-        world = cohort({"a": int(depth)}, block_bytes=sizes)
+        context = cohort({"a": int(depth)}, block_bytes=sizes)
         assert [up, down] == [q * n for n in PARAMETERS.get(backbone, {}).get(depth, [up // q, down // q])]
         server = RandomAllocation()
-        sent = server.send(server.plan(state, world), world)["a"]
+        sent = server.send(server.plan(state, context), context)["a"]
         assert sent.num_bytes() == down
         assert sum(num_bytes(v) for n, v in params.items() if sent.holds(n)) == up
         prefix = BlockServer()
-        first = prefix.plan(state, world)
-        assert prefix.send(first, world)["a"].num_bytes() == down
-        assert prefix.send(prefix.plan(first, world), world)["a"].num_bytes() == up
+        first = prefix.plan(state, context)
+        assert prefix.send(first, context)["a"].num_bytes() == down
+        assert prefix.send(prefix.plan(first, context), context)["a"].num_bytes() == up
     assert not any("patch_embed" in n for n in params)
 
 
@@ -218,19 +219,19 @@ def test_three_blocks_a_client_train_all_twelve_and_bytes_add_up(tmp_path):
 
 def test_only_the_chosen_blocks_change(tmp_path):
     setup = prepared(load_config([*SMALL, "algorithm=fedra", "capacity=[3,3,3,3,3]"]))
-    executor = InlineExecutor(setup.world, setup.weights)
-    world = make_cohort(setup.experiment, executor, 0)
+    executor = InlineExecutor(setup.context, setup.weights)
+    context = make_cohort(setup.experiment, executor, 0)
     server = setup.experiment.server
     frozen = executor.worker.checksum()
-    state = server.plan(server.start(setup.start), world)
-    sent = server.send(state, world)
-    for update in world.run(server.training_task(setup.experiment.local), sent):
+    state = server.plan(server.start(setup.start), context)
+    sent = server.send(state, context)
+    for update in context.run(server.training_task(setup.experiment.local), sent):
         held = set(sent[update.client].blocks)
         assert {block_of(n) for n in update.params} == held | {None}
         resident = executor.worker.model.tensors()
         for name, value in setup.start.items():
             outside = block_of(name) is not None and block_of(name) not in held
-            if outside and update.client == world.ids[-1]:
+            if outside and update.client == context.ids[-1]:
                 assert torch.equal(resident[name].tensor, value)
     assert executor.worker.checksum() == frozen
 
@@ -255,11 +256,11 @@ def test_the_order_in_which_clients_run_does_not_matter():
     results = []
     for wrap in (lambda e: e, Backwards):
         experiment = setup.experiment
-        executor = wrap(InlineExecutor(setup.world, setup.weights))
+        executor = wrap(InlineExecutor(setup.context, setup.weights))
         state = experiment.server.start(setup.start)
         for r in range(2):
-            world = make_cohort(experiment, executor, r)
-            state = experiment.server.round(replace(state, round=r), world, experiment.local)
+            context = make_cohort(experiment, executor, r)
+            state = experiment.server.round(replace(state, round=r), context, experiment.local)
         results.append(digest(state.params))
     assert results[0] == results[1]
 
@@ -268,13 +269,13 @@ def test_allsmall_has_a_small_global_model(tmp_path):
     result = run(tmp_path, "small", "algorithm=allsmall", "capacity=[12,10,8,6,3]")
     moved = {block_of(n) for n, v in result.params.items() if n.endswith("lora_B") and v.any()}
     assert moved == {0, 1, 2}
-    world = cohort({"a": 5, "b": 3})
+    context = cohort({"a": 5, "b": 3})
     server = AllSmall()
     state = ServerState(round=0, params={}, blocks=(0, 1, 2))
-    assert server.allocate(state, world) == {"a": (0, 1, 2), "b": (0, 1, 2)}
+    assert server.allocate(state, context) == {"a": (0, 1, 2), "b": (0, 1, 2)}
     assert state.broadcast().blocks == (0, 1, 2)
     with pytest.raises(ConfigError, match="13 is more than the 12"):
-        AllSmall(depth=13).round(ServerState(round=0, params={}), world, None)
+        AllSmall(depth=13).round(ServerState(round=0, params={}), context, None)
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ SCHEDULES = (
 def test_v5_extra_cost_and_rounds_of_the_schedule(cache):
     small = ("data.limit=8", "data.val=2", "rounds=1")
     setup = prepared(load_config(["algorithm=fft_gp_clip", f"data.cache={cache}", *small]))
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     for every, rounds, extra in SCHEDULES:
         server = replace(setup.experiment.server, every=every)
         experiment = replace(setup.experiment, server=server, rounds=rounds, evaluate_every=0)
@@ -172,10 +172,10 @@ def test_v10_afl_on_the_server(rate, expected):
         Update(client=cid, params={"w": doubles([0.0])}, num_examples=1, metrics={"start/loss": loss})
         for cid, loss in zip(clients, losses, strict=True)
     ]
-    world = cohort(clients)
+    context = cohort(clients)
     server = AgnosticServer(lr_lambda=V10.inputs[rate], weighting="uniform")
-    server.aggregate(ServerState(round=0, params={"w": doubles([0.0])}), world, updates)
-    V10.matches([row["weight"] for row in world.ledger.tables["aggregation"]], V10.expected[expected])
+    server.aggregate(ServerState(round=0, params={"w": doubles([0.0])}), context, updates)
+    V10.matches([row["weight"] for row in context.ledger.tables["aggregation"]], V10.expected[expected])
 
 
 def test_v10_afl():

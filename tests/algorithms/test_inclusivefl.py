@@ -21,13 +21,13 @@ SIZES = {f"c{size}": size for size in V6.inputs["sizes"]}
 
 
 def play(server, state, moves, round):
-    world = cohort(SIZES, depth=5, round=round)
-    state = server.plan(state, world)
+    context = cohort(SIZES, depth=5, round=round)
+    state = server.plan(state, context)
     updates = [
         update(cid, {j: state.params[block(j)].item() + d for j, d in enumerate(moves[size])})
         for cid, size in SIZES.items()
     ]
-    return server.aggregate(state, world, updates)
+    return server.aggregate(state, context, updates)
 
 
 def start():
@@ -140,13 +140,13 @@ def test_the_private_top_of_the_largest_clients_is_the_global_one():
     sizes = {"c2": 2, "c3": 3}
     server = InclusiveServer(private_top=True, md=False)
     params = {**scalars(dict.fromkeys(range(5), 0.0)), "head.weight": torch.zeros(1)}
-    world = cohort(sizes, depth=5)
-    state = server.plan(ServerState(round=0, params=params), world)
+    context = cohort(sizes, depth=5)
+    state = server.plan(ServerState(round=0, params=params), context)
     updates = []
     for cid, moved in (("c2", 1.0), ("c3", 3.0)):
         own = update(cid, dict.fromkeys(range(sizes[cid]), moved))
         updates.append(replace(own, params={**own.params, "head.weight": torch.tensor([moved])}))
-    after = server.aggregate(state, world, updates)
+    after = server.aggregate(state, context, updates)
     assert after.params["head.weight"].item() == 3
     assert numbers(after.params, 5) == [2, 3, 3, 0, 0]
     again = cohort(sizes, depth=5, round=1)

@@ -110,11 +110,11 @@ def test_weights_outside_the_simplex_by_hand(monkeypatch, rule, expected):
     moved = 1 / 3 + gaps / 1.4 * 0.2 / 3
     answers = iter([gaps, gaps - (moved / moved.sum() - 1 / 3)])
     monkeypatch.setattr(FairnessAware, "gaps", lambda self, *given, **more: next(answers))
-    world = cohort(dict.fromkeys("abc", 1), depth=1)
+    context = cohort(dict.fromkeys("abc", 1), depth=1)
     updates = [update(cid, {0: 1.0}) for cid in "abc"]
     start = ServerState(round=0, params=updates[0].params)
-    FairnessAware(off_simplex=rule).aggregate(start, world, updates)
-    weights = [row["weight"] for row in world.ledger.tables["aggregation"]]
+    FairnessAware(off_simplex=rule).aggregate(start, context, updates)
+    weights = [row["weight"] for row in context.ledger.tables["aggregation"]]
     near(weights, expected, 15, 1.4, torch.float64)
 
 

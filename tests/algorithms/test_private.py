@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from rayfed.client_facts import ClientTable
 from rayfed.config.schema import build_parts, load_config
-from rayfed.engine.loop import Training, close_round
+from rayfed.engine.loop import RoundPlan, close_round
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.cohort import ClientInfo
@@ -80,7 +80,7 @@ def test_the_tensors_that_move_do_not_depend_on_who_was_drawn(name, cache):
             small_setup(*settings)
         return
     setup = small_setup(*settings)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     experiment = setup.experiment
     state = experiment.server.start(setup.start)
     for round in range(2):
@@ -100,7 +100,7 @@ IN_EXTRA = ("fedkseed", "lora_a2")
 def test_what_moves_was_in_an_answer_or_the_method_says_where_it_was(name, cache):
     """The channel and attacks change `params` of answers; trained values elsewhere pass as they are."""
     setup = small_setup(f"algorithm={name}", DOMAINS, "train.batch_norm=local", f"data.cache={cache}")
-    executor = Watched(setup.world, setup.weights)
+    executor = Watched(setup.context, setup.weights)
     experiment, state = setup.experiment, setup.experiment.server.start(setup.start)
     after = experiment.server.round(state, make_cohort(experiment, executor, 0), experiment.local)
     moved = {n for n, v in after.params.items() if n in state.params and not torch.equal(v, state.params[n])}
@@ -111,8 +111,8 @@ def test_what_moves_was_in_an_answer_or_the_method_says_where_it_was(name, cache
 class Watched(InlineExecutor):
     """Runs calls in this process; `seen` has the names of all tensors in `params` of answers."""
 
-    def __init__(self, *world):
-        super().__init__(*world)
+    def __init__(self, *context):
+        super().__init__(*context)
         self.seen = set()
 
     def map(self, calls):
@@ -192,7 +192,7 @@ def traces(server, channel, names, clients, rate, rounds):
     seen = np.zeros((TRIALS, 2))
     executor = Canaries(channel, names)
     for trial in range(TRIALS):
-        experiment = Training(
+        experiment = RoundPlan(
             server=server,
             local=Local(),
             clients=clients,
@@ -258,7 +258,7 @@ def attack(server, channel, names, rate, rounds):
 def sent_in(name, cache):
     """Which of NAMES a client of a method sends in even and in odd rounds, by a call of the real method."""
     setup = small_setup(*noisy(name), f"data.cache={cache}")
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     found = []
     for round in range(2):
         cohort = replace(
@@ -327,7 +327,7 @@ def test_with_noise_at_the_client_nothing_but_noisy_tensors_counts(name, cache):
     setup = small_setup(*settings)
     states = []
     for kind in (InlineExecutor, Altered):
-        executor = kind(setup.world, setup.weights)
+        executor = kind(setup.context, setup.weights)
         experiment = setup.experiment
         state = experiment.server.start(setup.start)
         for round in range(2):

@@ -96,9 +96,9 @@ def test_fedmix_shares_the_means_of_all_clients():
         for cid, images in (("a", [[1.0]]), ("b", [[2.0], [3.0]]))
     ]
     everyone = SimpleNamespace(run=lambda *given, **more: answers)
-    world = SimpleNamespace(everyone=everyone, seed=0)
+    context = SimpleNamespace(everyone=everyone, seed=0)
     for limit, count in ((512, 3), (2, 2)):
-        shared = MeanAugmented(pool_limit=limit).exchange(ServerState(round=0, params={}), world).shared
+        shared = MeanAugmented(pool_limit=limit).exchange(ServerState(round=0, params={}), context).shared
         drawn = shared[IMAGES][:, 0].tolist()
         assert len(drawn) == len(set(drawn) & {1.0, 2.0, 3.0}) == count
         assert torch.equal(shared[LABELS], shared[IMAGES] / 10)

@@ -173,7 +173,7 @@ def test_the_plan_counts_what_other_processes_leave_free(monkeypatch):
     gb = 10**9
     found = SimpleNamespace(device_total=80 * gb, device_free=20 * gb, device_bytes=6 * gb, device="cpu")
     monkeypatch.setattr(gpu_check, "trained", lambda *args, **options: {"peak_gigabytes": 5})
-    monkeypatch.setattr(gpu_check, "lora", lambda *args: SimpleNamespace(experiment=None, world=None))
+    monkeypatch.setattr(gpu_check, "lora", lambda *args: SimpleNamespace(experiment=None, context=None))
     monkeypatch.setattr(gpu_check, "measure", lambda *args, **options: found)
     (row,) = gpu_check.plan(CPU)
     assert row["actors_on_this_gpu"] == 3

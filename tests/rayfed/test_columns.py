@@ -23,7 +23,7 @@ from rayfed.columns import (
     metric_of,
     scale_of,
 )
-from rayfed.objective import METRICS, OBJECTIVES, Metric, learn
+from rayfed.objective import METRICS, OBJECTIVES, Metric, register_metric
 from rayfed.terminal.table_formats import Column
 
 
@@ -61,9 +61,9 @@ def test_the_metrics_are_those_of_the_tasks():
 
 def test_of_a_metric_of_a_user_the_last_description_counts(monkeypatch):
     monkeypatch.setattr(objective, "METRICS", {"accuracy": Metric()})
-    learn({"metric": "accuracy"})  # of a file that was damaged
-    learn({"metric": "error", "larger": True, "percent": True})
-    learn({"metric": "error", "larger": False, "percent": False})
+    register_metric({"metric": "accuracy"})  # of a file that was damaged
+    register_metric({"metric": "error", "larger": True, "percent": True})
+    register_metric({"metric": "error", "larger": False, "percent": False})
     assert {"accuracy": Metric(), "error": Metric(larger=False, percent=False)} == objective.METRICS
 
 

@@ -59,7 +59,7 @@ MEASURED = Measurement(
 def played(cache):
     """One client, really played in its own process; the slow part of every diagnosis."""
     setup = prepared(load_config([*LARGER, f"data.cache={cache}"]))
-    return measure(setup.experiment, setup.world)
+    return measure(setup.experiment, setup.context)
 
 
 @pytest.fixture

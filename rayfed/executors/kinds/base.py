@@ -20,9 +20,9 @@ from rayfed.registry import EXECUTOR_FILES, Registry
 from rayfed.user_objects import title
 
 if TYPE_CHECKING:
-    from rayfed.executors.worker import Weights, World
+    from rayfed.executors.worker import ClientContext, Weights
 
-Factory: TypeAlias = "Callable[[World, Weights, Policy, torch.device], Executor]"
+Factory: TypeAlias = "Callable[[ClientContext, Weights, Policy, torch.device], Executor]"
 """Makes an executor from what a process needs to run clients, the tensors of the initial model, the policy
 for failures, and the device of the clients."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rayfed.config.variants import PROTOCOLS
-from rayfed.engine.built_once import Shared
+from rayfed.engine.built_once import Memo
 from rayfed.errors import ConfigError
 from rayfed.experiment.plan import protocol_runs
 from rayfed.experiment.study.coordinates import PART, SEED, Key
@@ -47,7 +47,7 @@ def protocol_of(configs: Mapping[Key, Request]) -> str:
     return next(iter(protocols))
 
 
-def protocol_cells(configs: Mapping[Key, Request], names: tuple[str, ...], shared: Shared) -> ProtocolCells:
+def protocol_cells(configs: Mapping[Key, Request], names: tuple[str, ...], shared: Memo) -> ProtocolCells:
     """The runs of the protocol of cells.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayfed.config.config_changes import config_changes
 from rayfed.config.schema import to_dict
-from rayfed.engine.built_once import Shared
+from rayfed.engine.built_once import Memo
 from rayfed.engine.score_finished_run import model_digest
 from rayfed.engine.session import Session
 from rayfed.errors import StoppedEarlyError
@@ -85,10 +85,10 @@ class CommonParts:
     most: int = MOST
     alone: Lock = field(default_factory=Lock)
     asking: Lock = field(default_factory=Lock)
-    shared: Shared = field(default_factory=Shared)
+    shared: Memo = field(default_factory=Memo)
     _pairs: list[str] = field(default_factory=list)
 
-    def of(self, config: Config) -> Shared:
+    def of(self, config: Config) -> Memo:
         """The parts of earlier cells that the next one may use."""
         data = config.data
         pair = f"{data.name}, {data.reader}, {data.root}, seed {config.seed}"

@@ -183,7 +183,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FolderContent:
     """Content of a folder: its runs, studies or jobs.
 
     Attributes:
@@ -201,7 +201,7 @@ class Found:
     repeat: str = ""
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> FolderContent:
     """The runs in a folder.
 
     Raises:
@@ -215,10 +215,12 @@ def find(path: Path) -> Found:
     check_run_folder(path)
     run = RecordedRun.opened(path)
     members = [Member(run=run, method=run.method)]
-    return Found(title=members[0].run.name, members=members, repeat=repeat_command(path / "config.yaml"))
+    return FolderContent(
+        title=members[0].run.name, members=members, repeat=repeat_command(path / "config.yaml")
+    )
 
 
-def _study(path: Path) -> Found:
+def _study(path: Path) -> FolderContent:
     """The cells of a study that have begun: rows of its table, over parts and seeds."""
     tree = read_json(path / STUDY, dict)
     members = []
@@ -234,7 +236,7 @@ def _study(path: Path) -> Found:
         members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
-    found = Found(
+    found = FolderContent(
         title=_title(members, protocol, len(cells)),
         members=members,
         heading="The protocol",
@@ -263,8 +265,8 @@ def _title(members: Sequence[Member], protocol: Protocol | None, cells: int) -> 
 
 
 def _with_trials(
-    found: Found, path: Path, search: Mapping[str, Any], at: Sequence[Mapping[str, Any]]
-) -> Found:
+    found: FolderContent, path: Path, search: Mapping[str, Any], at: Sequence[Mapping[str, Any]]
+) -> FolderContent:
     """The content of the study of a search: its runs have the numbers of their trials.
 
     Args:
@@ -314,7 +316,7 @@ def _cell(value: Any) -> Cell:
     return value if isinstance(value, str | int | float) or value is None else config_text(value)
 
 
-def _reproduction(path: Path) -> Found:
+def _reproduction(path: Path) -> FolderContent:
     """The cells of a reproduced table, with ours, the paper's numbers and the verdicts."""
     file = path / REPRODUCTION
     tree = read_json(file, dict)
@@ -334,7 +336,7 @@ def _reproduction(path: Path) -> Found:
     if not members:
         raise ConfigError(f"{path}: none of the table's runs has begun; there is nothing to report yet")
     heading = "The paper's table"
-    return Found(title=title, members=members, heading=heading, tables=tables, repeat=repeat)
+    return FolderContent(title=title, members=members, heading=heading, tables=tables, repeat=repeat)
 
 
 def _values(tree: Mapping[str, Any]) -> Table:
@@ -961,7 +963,7 @@ def page_of(paths: Sequence[Path], names: Sequence[str] = ()) -> Page:
         return several_page(folders, distinguish(members))
 
 
-def several_page(folders: Sequence[Found], members: Sequence[Member]) -> Page:
+def several_page(folders: Sequence[FolderContent], members: Sequence[Member]) -> Page:
     """The page about several runs.
 
     Raises:
@@ -1004,7 +1006,7 @@ def _places(members: Sequence[Member]) -> list[str]:
     return [*data, *models]
 
 
-def _commands(folders: Sequence[Found], members: Sequence[Member]) -> Section:
+def _commands(folders: Sequence[FolderContent], members: Sequence[Member]) -> Section:
     """Commands that repeat all runs, and the environment of each."""
     whole = [one.repeat for one in folders if one.repeat]
     parts: list[Part] = []

@@ -114,7 +114,7 @@ def watched(monkeypatch, *overrides):
 
     monkeypatch.setattr(Client, "_pass", note)
     setup = small_setup("algorithm=fedavg", "data.domains=[plain]", *overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     from rayfed.engine.loop import run_rounds
 
     for _ in run_rounds(setup.experiment, executor, setup.start):
@@ -133,12 +133,12 @@ def test_only_training_batches_are_changed(monkeypatch):
 def test_features_of_changed_images_are_not_those_of_the_cache():
     options = ("tuning=head", "data.domains=[plain]", "algorithm=fedavg", "train.cache_features=auto")
     plain = small_setup(*options)
-    turned = replace(plain.world, augment=AugmentConfig(rotate=Rotate(degrees=180)))
+    turned = replace(plain.context, augment=AugmentConfig(rotate=Rotate(degrees=180)))
     results = []
-    for world in (plain.world, turned):
+    for context in (plain.context, turned):
         from rayfed.engine.loop import run_rounds
 
-        *_, last = run_rounds(plain.experiment, InlineExecutor(world, plain.weights), plain.start)
+        *_, last = run_rounds(plain.experiment, InlineExecutor(context, plain.weights), plain.start)
         results.append(last.state.params["head.weight"])
     assert not torch.equal(*results)
 

@@ -52,7 +52,7 @@ def test_resnet50_fully_tuned_leaves_the_shared_copy_alone(cache):
     setup = setup_of(cache, "model=resnet50")
     arrays = shared_arrays(setup)
     before = digest({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
-    workers = [Worker(setup.world, arrays) for _ in range(2)]
+    workers = [Worker(setup.context, arrays) for _ in range(2)]
     first, second = (dict(w.model.named_buffers()) for w in workers)
     places = {array.__array_interface__["data"][0] for array in arrays.values()}
     for name, buffer in first.items():
@@ -72,10 +72,10 @@ def test_averaged_statistics_travel_and_are_weighted_means(cache):
     setup = setup_of(cache, *TINY, "train.batch_norm=average")
     names = statistics(setup.start)
     assert names
-    worker = Worker(setup.world, shared_arrays(setup))
+    worker = Worker(setup.context, shared_arrays(setup))
     answers = [visit(worker, setup, client) for client in setup.experiment.clients]
     assert all(BUFFERS not in store for _, store in answers)
-    (done,) = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    (done,) = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     total = sum(update.num_examples for update, _ in answers)
     for name in names:
         mean = sum(update.params[name] * (update.num_examples / total) for update, _ in answers)
@@ -86,7 +86,7 @@ def test_averaged_statistics_travel_and_are_weighted_means(cache):
 def test_local_statistics_stay_with_their_client(cache):
     setup = setup_of(cache, *TINY, "train.batch_norm=local", "rounds=2")
     assert not statistics(setup.start)
-    worker = Worker(setup.world, shared_arrays(setup))
+    worker = Worker(setup.context, shared_arrays(setup))
     ids = list(setup.experiment.clients)
     stores = {}
     for client in ids:

@@ -254,7 +254,7 @@ def test_scores_of_classes_count_the_texts_of_all_clients(method, tmp_path):
     ).run(tmp_path / "run", quiet=True)  # fmt: skip
     parts = pd.read_parquet(tmp_path / "run" / "partition.parquet")
     parts = parts[parts.split == "test"]
-    texts = open_dataset(run._setup.world.shard)
+    texts = open_dataset(run._setup.context.shard)
     predicted, models = [], {}
     for client, index in zip(parts.client, parts["index"], strict=True):
         key = client if method == "local" else ""
@@ -302,7 +302,7 @@ def test_validation_of_domains_is_on_the_examples_of_all_their_clients(method, s
     }
     alone = method != "fedavg"
     for unit in setup.experiment.validate_personal or setup.experiment.validate:
-        assert setup.world.splits[unit.id]["val_of_domain"].tolist() == whole[unit.domain].tolist()
+        assert setup.context.splits[unit.id]["val_of_domain"].tolist() == whole[unit.domain].tolist()
         assert (unit.id in own) == alone
     assert run.metrics["val_clients"] == len(own)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rayfed.client_facts import ClientTable
-from rayfed.engine.loop import Training, headline, is_due
+from rayfed.engine.loop import RoundPlan, headline, is_due
 from rayfed.errors import ConfigError
 from rayfed.evaluation.metrics import evaluation, of_deployed, pool, summary
 from rayfed.evaluation.test_sets import EvaluationSet
@@ -19,7 +19,7 @@ CLIENTS = ClientTable.of({f"c{i}": ClientInfo(domain="ab"[i // 3], num_examples=
 
 
 def experiment(per_round=6, sampling="uniform", seed=0, clients=CLIENTS):
-    return Training(
+    return RoundPlan(
         server=Server(),
         local=Local(),
         clients=clients,

@@ -20,7 +20,7 @@ FEW = ("data.domains=[plain,street]", "data.partition.clients_per_domain=2", "mo
 def play(*overrides, watch=None):
     """The setup, its rounds, and the executor after them; `watch` receives every call."""
     setup = small_setup("algorithm=fedavg", *FEW, *overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     inner = executor.map
     executor.map = lambda calls: (watch.extend(calls) if watch is not None else None) or inner(calls)
     return setup, list(run_rounds(setup.experiment, executor, setup.start)), executor
@@ -61,8 +61,8 @@ def test_an_adapted_score_is_that_of_a_visit_with_so_many_steps():
     )
     (name,) = setup.partition.unseen
     last = rounds[-1]
-    world = replace(setup.world, train=replace(setup.world.train, local_steps=3), personal_every=1)
-    other = InlineExecutor(world, setup.weights)
+    context = replace(setup.context, train=replace(setup.context.train, local_steps=3), personal_every=1)
+    other = InlineExecutor(context, setup.weights)
     cohort = replace(make_cohort(setup.experiment, other, 1), ids=(name,))
     (answer,) = cohort.run(partial(fit, local=setup.experiment.local), last.state.broadcast(), tag=TAG)
     assert last.row["adapted_unseen_accuracy"] == answer.metrics["personal/accuracy"]

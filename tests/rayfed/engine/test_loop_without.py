@@ -24,7 +24,7 @@ ON = ("evaluation.without_parts=true", "train.optimizer=adamw", "train.lr=0.05",
 def played(*overrides):
     """The setup, the state after its rounds, the executor after them, and the scores without each kind."""
     setup = small_setup(*ON, *overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     state = list(run_rounds(setup.experiment, executor, setup.start))[-1].state
     return setup, state, score_without(setup.experiment, executor, state)
 
@@ -60,7 +60,7 @@ def test_each_score_is_that_of_the_final_model_with_these_tensors_exchanged():
     setup, state, found = played("algorithm=fedavg", "tuning=lora")
     for kind in ("adapters", "head"):
         back = {n: v for n, v in setup.start.items() if n.startswith("head.") == (kind == "head")}
-        executor = InlineExecutor(setup.world, setup.weights)
+        executor = InlineExecutor(setup.context, setup.weights)
         cohort = make_cohort(setup.experiment, executor, state.round)
         scores = score_global(setup.experiment, cohort, replace(state, params={**state.params, **back}))
         assert found[kind]["by_domain"] == {name: one.value for name, one in scores.domains.items()}
@@ -71,9 +71,9 @@ def test_what_stays_at_the_clients_is_put_back_there_and_kept():
     setup, state, found = played("algorithm=fedavg", "local.stays=[head]", "tuning=lora")
     assert not any(name.startswith("head.") for name in state.params)
     assert set(found) == {"adapters", "head"}
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     last = list(run_rounds(setup.experiment, executor, setup.start))[-1]
-    fresh = InlineExecutor(setup.world, setup.weights)  # its clients have kept no head
+    fresh = InlineExecutor(setup.context, setup.weights)  # its clients have kept no head
     again = score_without(setup.experiment, fresh, last.state)
     assert score_without(setup.experiment, executor, last.state) == found
     assert again["head"] == found["head"]

@@ -57,7 +57,7 @@ def test_the_largest_client_is_measured_on_a_device_that_has_not_started():
     uneven = ("data.domains=[plain,fonts]", "data.partition.scheme=imbalanced", "data.partition.factor=4")
     setup = clients(*uneven, "data.limit=20")
     with pretended() as device:
-        found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        found = largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
         assert device.counts.resets == 1
     sizes = {cid: info.num_examples for cid, info in setup.experiment.clients.items()}
     assert sizes[found.client] == max(sizes.values()) > min(sizes.values())
@@ -70,11 +70,11 @@ def test_the_largest_client_is_measured_on_a_device_that_has_not_started():
 def test_examples_on_the_device_are_counted():
     pixels = 32 * 32 * 3 + 8
     setup = clients("data.limit=10")
-    whole = resident_bytes(setup.world)
+    whole = resident_bytes(setup.context)
     assert whole > 0
     assert whole % pixels == 0
-    assert resident_bytes(clients("data.limit=10", "data.resident=false").world) == 0
-    assert resident_bytes(clients("data.limit=10", "data.resident_memory=1e-6").world) == 0
+    assert resident_bytes(clients("data.limit=10", "data.resident=false").context) == 0
+    assert resident_bytes(clients("data.limit=10", "data.resident_memory=1e-6").context) == 0
 
 
 def test_where_a_whole_gpu_is_too_small_what_fits_was_tried(monkeypatch):
@@ -88,7 +88,7 @@ def test_where_a_whole_gpu_is_too_small_what_fits_was_tried(monkeypatch):
     monkeypatch.setattr(Backbone, "forward", small)
     setup = clients("train.batch_size=8", "data.limit=10", "train.group=1", "tuning=lora")
     with pytest.raises(ResourceError) as caught:
-        largest_client(setup.experiment, setup.world, torch.device("cpu"), setup.weights)
+        largest_client(setup.experiment, setup.context, torch.device("cpu"), setup.weights)
     assert str(caught.value).endswith("what would fit: train.micro_batch=2 or train.batch_size=2")
     assert "cluster.gpus_per_actor" in str(caught.value)
 
@@ -141,8 +141,8 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     assert "clients run on the CPU" in gpus.sentence
     assert "cluster.gpus_per_actor=1 uses a GPU" in gpus.sentence
     assert not asked
-    train = replace(setup.world.train, graphs=True)
-    graphs = replace(setup, world=replace(setup.world, train=train))
+    train = replace(setup.context.train, graphs=True)
+    graphs = replace(setup, context=replace(setup.context, train=train))
     with pytest.raises(ConfigError, match=r"train.graphs: true records operations of a GPU"):
         gpus.plan(graphs, ClusterConfig(), list, None)
     with pytest.raises(ConfigError, match=r"train.graphs: true records operations of a GPU"):
@@ -164,8 +164,8 @@ def test_what_needs_a_gpu_is_refused_before_ray_starts(key, value, words, monkey
     monkeypatch.setattr("rayfed.executors.connection.ray.is_initialized", lambda: False)  # by other tests
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     setup = clients("data.limit=10")
-    train = replace(setup.world.train, **{key: value})
-    wanted = replace(setup, world=replace(setup.world, train=train))
+    train = replace(setup.context.train, **{key: value})
+    wanted = replace(setup, context=replace(setup.context, train=train))
 
     def refused(gpus, **asked):
         node = {**NODE, "GPU": gpus, "object_store_memory": 16e9}
@@ -201,11 +201,11 @@ def test_what_other_processes_use_and_what_the_device_takes_itself_are_measured(
     setup = clients("tuning=lora", "data.resident=false", "data.limit=10")
     parts = {"context": 400_000_000, "libraries": 300_000_000}
     with pretended() as device, allocator(16 * GB, others=5 * GB, **parts) as its:
-        found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        found = largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
         assert found.device_bytes == its.peak + CONTEXT + 300_000_000  # 0.2 GB of the others could be our own
         assert found.device_free == 11 * GB - 400_000_000 + CONTEXT
     with pretended() as device, allocator(16 * GB, **parts) as its:
-        alone = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        alone = largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
         assert alone.device_bytes == its.peak + 700_000_000
         assert alone.device_free == 16 * GB
 
@@ -213,15 +213,15 @@ def test_what_other_processes_use_and_what_the_device_takes_itself_are_measured(
 def test_frozen_features_of_all_clients_are_counted():
     few = ("tuning=head", "data.partition.clients_per_domain=4", "data.limit=40", "train.epochs=1")
     setup = clients(*few)
-    width = setup.world.skeleton().width
+    width = setup.context.skeleton().width
     every = sum(info.num_examples for info in setup.experiment.clients.values())
     with pretended() as device, allocator(16 * GB) as its:
-        found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+        found = largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
         more = found.device_bytes - its.peak
     assert 0.5 * 4 * width * every < more < 2 * 4 * width * every
     small = clients(*few, "train.cache_memory=1000")
     with pretended() as device, allocator(16 * GB) as its:
-        found = largest_client(small.experiment, small.world, torch.device(device.name), small.weights)
+        found = largest_client(small.experiment, small.context, torch.device(device.name), small.weights)
         assert found.device_bytes <= its.peak + 1000
 
 
@@ -232,8 +232,8 @@ def test_resident_examples_are_part_of_the_measured_peak():
     for resident in (True, False):
         setup = clients("tuning=lora", "data.limit=20", f"data.resident={str(resident).lower()}")
         with pretended() as device, allocator(16 * GB) as its:
-            largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
-            peaks[resident] = its.peak, resident_bytes(setup.world)
+            largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
+            peaks[resident] = its.peak, resident_bytes(setup.context)
     assert peaks[True][0] - peaks[False][0] > 0.5 * peaks[True][1] > 0
 
 
@@ -247,7 +247,7 @@ def test_clients_that_share_their_passes_are_measured_together():
             f"train.group={group}",
         )
         with pretended() as device, allocator(16 * GB) as its:
-            found = largest_client(setup.experiment, setup.world, torch.device(device.name), setup.weights)
+            found = largest_client(setup.experiment, setup.context, torch.device(device.name), setup.weights)
             peaks[group] = its.peak
         sent = sum(value.nbytes for value in setup.start.values())
         assert found.up_bytes == sent  # of one client

@@ -20,7 +20,7 @@ from rayfed.tuning.multimodal_adapter import MultimodalAdapter
 from tests.rayfed.models.small import small
 
 
-def world(model="vit"):
+def context(model="vit"):
     return SimpleNamespace(model=model, tuning=f"tests of {model}", num_classes=5, train=TrainConfig())
 
 
@@ -30,7 +30,7 @@ def model():
 
 
 def test_every_size_is_counted_and_the_model_stays_whole(model):
-    cost = count_cost(model, world(), {"a": 1, "b": 3}, 4)
+    cost = count_cost(model, context(), {"a": 1, "b": 3}, 4)
     assert sorted(cost.loads) == [1, 3, 4]
     head, adapter = 32 * 5 + 5, 2 * 32 * 2 + 2 + 32
     assert [cost.loads[n].trained for n in (1, 3, 4)] == [head + n * 2 * adapter for n in (1, 3, 4)]
@@ -38,21 +38,21 @@ def test_every_size_is_counted_and_the_model_stays_whole(model):
 
 
 def test_sizes_that_are_drawn_anew_are_interpolated_exactly(model):
-    dynamic = count_cost(model, world(), None, 4)
+    dynamic = count_cost(model, context(), None, 4)
     assert sorted(dynamic.loads) == [1, 4]
-    every = count_cost(model, world(), {"a": 2, "b": 3}, 4)
+    every = count_cost(model, context(), {"a": 2, "b": 3}, 4)
     assert {n: dynamic.load(range(n)) for n in every.loads} == every.loads
 
 
 def test_a_network_without_blocks_is_counted_whole():
-    cost = count_cost(small("resnet"), world(model="resnet"), {"a": 0}, 0)
+    cost = count_cost(small("resnet"), context(model="resnet"), {"a": 0}, 0)
     assert list(cost.loads) == [0]
     assert cost.load(None).row > 0
 
 
 def test_a_whole_model_is_counted_from_one_and_two_of_its_blocks(model):
-    whole = count_cost(model, world(), {"a": 4}, 4)
-    assert whole.loads == {4: count_cost(model, world(), {"a": 1, "b": 3}, 4).loads[4]}
+    whole = count_cost(model, context(), {"a": 4}, 4)
+    assert whole.loads == {4: count_cost(model, context(), {"a": 1, "b": 3}, 4).loads[4]}
 
 
 def only_the_last_block_trained():
@@ -69,8 +69,8 @@ def beside_the_last_two_blocks():
 @pytest.mark.parametrize("make", [only_the_last_block_trained, beside_the_last_two_blocks])
 def test_a_model_whose_blocks_differ_is_counted_whole(make):
     model = skeleton(make)
-    whole = count_cost(model, world(model=make.__name__), {"a": 4}, 4)
-    assert whole.loads == {4: count_cost(model, world(model=make.__name__), {"a": 1, "b": 4}, 4).loads[4]}
+    whole = count_cost(model, context(model=make.__name__), {"a": 4}, 4)
+    assert whole.loads == {4: count_cost(model, context(model=make.__name__), {"a": 1, "b": 4}, 4).loads[4]}
 
 
 def test_a_large_model_that_cannot_run_without_values_is_not_counted(model, caplog, monkeypatch):
@@ -79,9 +79,9 @@ def test_a_large_model_that_cannot_run_without_values_is_not_counted(model, capl
 
     broken = skeleton(lambda: apply_tuning(small("vit"), Adapter(), 0))
     broken.net.norm.register_forward_hook(lambda layer, inputs, out: out * float(out.detach().sum()))
-    assert count_cost(broken, world(model="broken"), {"a": 4}, 4) is not None
+    assert count_cost(broken, context(model="broken"), {"a": 4}, 4) is not None
     monkeypatch.setattr(memory, "SMALL", 0)
-    assert count_cost(broken, world(model="large and broken"), {"a": 4}, 4) is None
+    assert count_cost(broken, context(model="large and broken"), {"a": 4}, 4) is None
     assert "the operations of training are not counted" in caplog.text
 
 
@@ -90,7 +90,7 @@ def test_the_rows_have_what_the_clients_that_answered_cost():
     setup = small_setup(
         "algorithm=fedavg", "tuning=head", "train.epochs=2", "train.batch_size=4", "evaluation.every=0"
     )
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     first = next(iter(run_rounds(setup.experiment, executor, setup.start)))
     rows = 2 * sum(info.num_examples for info in setup.experiment.clients.values())
     assert first.row["flops"] == rows * 4 * 640
@@ -101,7 +101,7 @@ def test_the_rows_have_what_the_clients_that_answered_cost():
 def test_the_rows_have_the_batches_that_clients_drew(name, times):
     """Ditto trains two models, and BGP takes two batches for a step."""
     setup = small_setup(f"algorithm={name}", "train.epochs=2", "train.batch_size=4", "rounds=1", DOMAINS)
-    [only] = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    [only] = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     sizes = [info.num_examples for info in setup.experiment.clients.values()]
     assert only.row["local_examples"] == times * 2 * sum(sizes)
     assert only.row["local_steps"] == times * 2 * sum(math.ceil(size / 4) for size in sizes)
@@ -116,6 +116,6 @@ def test_batches_of_the_personal_model_that_is_scored_are_not_counted():
     for every in (0, 1):
         settings = ("local.personal_steps=2", "evaluation.personal=true", f"evaluation.every={every}")
         setup = small_setup("algorithm=perfedavg", *settings, "rounds=1", DOMAINS)
-        [only] = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+        [only] = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
         counted.append(only.row["local_examples"])
     assert counted[0] == counted[1] > 0

@@ -45,7 +45,7 @@ def test_who_drops_out_might_as_well_not_have_been_drawn(cache, algorithm):
     assert dropped[0].ledger.tables["missing"][0] == {"client": first, "exchange": "fit", "cause": "dropout"}
 
 
-class Keeping(InlineExecutor):
+class RecordSettings(InlineExecutor):
     """Remembers the answers; drops, as for an error, those whom `failing` names."""
 
     failing: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Keeping(InlineExecutor):
 
 def test_weights_are_renormalised_over_those_that_answered(cache):
     setup = setup_of(cache, "evaluation.every=0", "rounds=1", "data.partition.scheme=by_domain")
-    executor = Keeping(setup.world, setup.weights)
+    executor = RecordSettings(setup.context, setup.weights)
     first, *others = setup.experiment.clients
     executor.failing = (first,)
     (done,) = run_rounds(setup.experiment, executor, setup.start)
@@ -74,7 +74,7 @@ def test_weights_are_renormalised_over_those_that_answered(cache):
 
 def test_a_missing_client_is_not_called_again_in_its_round(cache):
     setup = setup_of(cache, "algorithm=fft_gp", "data.val=2", "evaluation.every=0", "rounds=1")
-    executor = Keeping(setup.world, setup.weights)
+    executor = RecordSettings(setup.context, setup.weights)
     first, *others = setup.experiment.clients
     executor.failing = (first,)
     (done,) = run_rounds(setup.experiment, executor, setup.start)
@@ -86,12 +86,12 @@ def test_a_missing_client_is_not_called_again_in_its_round(cache):
 
 def test_whoever_fails_when_looked_at_leaves_the_others_scores(cache):
     setup = setup_of(cache, "rounds=1")
-    executor = Keeping(setup.world, setup.weights)
+    executor = RecordSettings(setup.context, setup.weights)
     *_, done = run_rounds(setup.experiment, executor, setup.start)
-    broken = Keeping(setup.world, setup.weights)
+    broken = RecordSettings(setup.context, setup.weights)
     broken.map = lambda calls: [
         None if c.tag == "report" and c.client == first else a
-        for c, a in zip(calls, Keeping.map(broken, calls), strict=True)
+        for c, a in zip(calls, RecordSettings.map(broken, calls), strict=True)
     ]
     first = setup.experiment.sets[0].id
     *_, less = run_rounds(setup.experiment, broken, setup.start)
@@ -101,7 +101,8 @@ def test_whoever_fails_when_looked_at_leaves_the_others_scores(cache):
     assert less.row["report_missing"] == 1
     assert "missing" not in less.row
     broken.map = lambda calls: [
-        None if c.tag == "report" else a for c, a in zip(calls, Keeping.map(broken, calls), strict=True)
+        None if c.tag == "report" else a
+        for c, a in zip(calls, RecordSettings.map(broken, calls), strict=True)
     ]
     *_, nothing = run_rounds(setup.experiment, broken, setup.start)
     assert "accuracy" not in nothing.row
@@ -113,10 +114,10 @@ def test_answers_of_a_second_exchange_are_paired_by_client(cache):
     first = next(iter(setup.experiment.clients))
 
     def gaps(lost):
-        executor = Keeping(setup.world, setup.weights)
+        executor = RecordSettings(setup.context, setup.weights)
         executor.map = lambda calls: [
             None if c.tag == "gap" and c.client in lost else a
-            for c, a in zip(calls, Keeping.map(executor, calls), strict=True)
+            for c, a in zip(calls, RecordSettings.map(executor, calls), strict=True)
         ]
         (done,) = run_rounds(setup.experiment, executor, setup.start)
         return {row["client"]: row["gap"] for row in done.ledger.tables["gaps"]}, done

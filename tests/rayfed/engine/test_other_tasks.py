@@ -134,7 +134,7 @@ def digest_of(setup, executor):
 
 def test_text_on_actors_is_text_inline(text, pool_of_two):
     setup = prepared(load_config(text))
-    params, scores = digest_of(setup, InlineExecutor(setup.world, setup.weights))
+    params, scores = digest_of(setup, InlineExecutor(setup.context, setup.weights))
     again, others = digest_of(setup, pool_of_two(setup))
     assert all((params[name] == again[name]).all() for name in params)
     assert scores == others

@@ -54,9 +54,11 @@ def test_groups_follow_from_names_and_not_from_actors(group, actors, cache, ray_
     from rayfed.engine.loop import run_rounds
 
     setup = small_setup(cache, "algorithm=fedavg", f"train.group={group}", "rounds=2", "evaluation.every=0")
-    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     names = [f"{group}-{i}" for i in range(actors)]
-    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), names, [{"num_cpus": 0}] * actors)
+    pool = RayExecutor(
+        ray.put(setup.context), ray.put(dict(setup.weights)), names, [{"num_cpus": 0}] * actors
+    )
     try:
         for done in run_rounds(setup.experiment, pool, setup.start):
             there = done
@@ -105,9 +107,11 @@ def test_a_killed_actor_is_replaced_and_changes_nothing(cache, ray_cluster):
     setup = small_setup(cache, "algorithm=local", "rounds=3")
     whole = [
         done.scores
-        for done in run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+        for done in run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     ]
-    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2)
+    pool = RayExecutor(
+        ray.put(setup.context), ray.put(dict(setup.weights)), ["a", "b"], [{"num_cpus": 0}] * 2
+    )
     try:
         parts = []
         for done in run_rounds(setup.experiment, pool, setup.start):
@@ -168,7 +172,7 @@ def test_every_tensor_lies_in_memory_alike_wherever_clients_run(cache, pool_of_t
     setup = small_setup(cache, f"algorithm={__name__}:VIEWS")
     runs = {}
     for where, executor in {
-        "here": InlineExecutor(setup.world, setup.weights),
+        "here": InlineExecutor(setup.context, setup.weights),
         "there": pool_of_two(setup),
     }.items():
         *_, last = run_rounds(setup.experiment, executor, setup.start)
@@ -225,7 +229,7 @@ def test_a_group_knows_what_all_its_clients_have_wherever_it_runs(method, cache,
 
     setup = small_setup(cache, *method, "train.group=4", "train.batch_size=8")
     found = set()
-    for executor in (InlineExecutor(setup.world, setup.weights), pool_of_two(setup)):
+    for executor in (InlineExecutor(setup.context, setup.weights), pool_of_two(setup)):
         *_, last = run_rounds(setup.experiment, executor, setup.start)
         found.add(digest(last.state.params))
     assert len(found) == 1
@@ -272,7 +276,7 @@ def test_numpy_has_as_many_threads_wherever_clients_run(cache, pool_of_two, thre
     pool = pool_of_two(setup)
     sums = [
         last.state.memory["sums"]
-        for executor in (InlineExecutor(setup.world, setup.weights), pool)
+        for executor in (InlineExecutor(setup.context, setup.weights), pool)
         for last in run_rounds(setup.experiment, executor, setup.start)
     ]
     assert len({str(own) for each in sums for own in each}) == 1
@@ -285,7 +289,7 @@ def test_frozen_weights_are_one_copy_that_nobody_changes(cache, pool_of_two):
     from rayfed.engine.loop import run_rounds
 
     setup = small_setup(cache)
-    alone = InlineExecutor(setup.world, setup.weights)
+    alone = InlineExecutor(setup.context, setup.weights)
     before = alone.worker.checksum()
     pool = pool_of_two(setup)
     for _ in run_rounds(setup.experiment, pool, setup.start):

@@ -7,7 +7,7 @@ import pytest
 
 from rayfed.data.partition.population import Population
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.record_rounds import Keeping
+from rayfed.engine.record_rounds import RecordSettings
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.params import digest
 from rayfed.testing import small_setup
@@ -33,7 +33,7 @@ def drawn(monkeypatch):
 def test_only_the_cohort_is_drawn(drawn):
     setup = small_setup(*PLAIN, "data.population={clients: 30000, size: 5}", "evaluation.validation=true")
     assert drawn == []
-    done = list(run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))
+    done = list(run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start))
     visited = [row["client"] for d in done for row in d.ledger.transfers]
     assert sorted(drawn) == sorted(setup.experiment.clients.names.position(cid) for cid in visited)
     assert len(drawn) == 8
@@ -66,8 +66,8 @@ def test_what_processes_receive_are_arrays_that_they_share():
         setup = small_setup(
             *PLAIN, f"data.population={clients}", "capacity={4: 1, 2: 1}", "faults.dropout=0.1", "rounds=1"
         )
-        keeping = Keeping(path=setup.world.shard, domains=setup.partition.table.domain_of)
-        sent = (setup.world, setup.experiment, keeping)
+        keeping = RecordSettings(path=setup.context.shard, domains=setup.partition.table.domain_of)
+        sent = (setup.context, setup.experiment, keeping)
         return len(pickle.dumps(sent, protocol=5, buffer_callback=lambda _: None))
 
     assert inside(50_000) < inside(50) + 2000
@@ -77,7 +77,7 @@ def test_a_result_does_not_depend_on_what_a_process_remembers(monkeypatch):
     def final(kept):
         monkeypatch.setattr("rayfed.data.partition.population.KEPT", kept)
         setup = small_setup(*PLAIN, "data.population={clients: 12, size: 6}")
-        *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+        *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
         return digest(last.state.params)
 
     assert final(1) == final(500)

@@ -23,7 +23,7 @@ QUICK = (
 
 def run(*overrides):
     setup = small_setup(*QUICK, *overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     return last, executor.worker, setup
 
@@ -80,13 +80,13 @@ def test_only_products_are_in_bfloat16(model):
     """As under automatic mixed precision of a network in float32, also what the blocks of a ViT add to."""
     options = [f"model={model}", "model.options={}"] if model != "vit_mini" else []
     setup = small_setup(*QUICK, "algorithm=fedavg", "tuning=head", "train.precision=bf16", *options)
-    net = InlineExecutor(setup.world, setup.weights).worker.model
+    net = InlineExecutor(setup.context, setup.weights).worker.model
     halved = [name for name, p in net.named_parameters() if p.dtype == torch.bfloat16]
     assert any(".mlp" in name or ".attn" in name for name in halved)
     assert not [name for name in halved if name.endswith(("pos_embed", "cls_token", "embedding"))]
     assert not [name for name in halved if "norm" in name or ".ln_" in name]
     assert [name for name in halved if name.endswith("bias")]  # cast in every pass otherwise
-    exact = small_setup(*QUICK, "algorithm=fedavg", "tuning=head", *options).world.build()
+    exact = small_setup(*QUICK, "algorithm=fedavg", "tuning=head", *options).context.build()
     for name, value in exact.named_parameters():
         if name not in halved:
             assert torch.equal(net.get_parameter(name), value), name
@@ -101,7 +101,7 @@ def test_only_products_are_in_bfloat16(model):
 
 def test_early_exits_classify_in_float32():
     setup = small_setup(*QUICK, "algorithm=depthfl", "tuning=exits", "train.precision=bf16")
-    model = InlineExecutor(setup.world, setup.weights).worker.model
+    model = InlineExecutor(setup.context, setup.weights).worker.model
     seen = []
     for layer in (*model.exits.values(), model.head):
         layer.register_forward_hook(lambda _, args, out: seen.extend([args[0].dtype, out.dtype]))

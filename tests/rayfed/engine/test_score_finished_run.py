@@ -92,7 +92,7 @@ def test_each_client_scores_the_new_classes_with_the_tensors_that_stay_at_it(who
     assert [c.domain for c in new.partition.clients] == [c.domain for c in base.partition.clients]
     saved = Checkpoints(whole / "fedavg-base-seed0").load(new.start, lambda rounds: True)
     kept = {client: from_file(file)[STAYS] for client, file in saved.stores.items()}
-    model = new.world.build().eval()
+    model = new.context.build().eval()
     start = copies(model)
     found, initial, judge = {}, {}, {}
     for client in new.partition.clients:
@@ -154,8 +154,8 @@ def test_an_interrupted_protocol_goes_on_and_an_earlier_scoring_is_repeated(whol
 
 def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folder):
     setup = prepared(load_run(whole / "fedavg-new-seed0"))
-    tuning = replace(setup.world.tuning, rank=3)  # by which only what stays has another shape here
-    other = replace(setup, world=replace(setup.world, tuning=tuning))
+    tuning = replace(setup.context.tuning, rank=3)  # by which only what stays has another shape here
+    other = replace(setup, context=replace(setup.context, tuning=tuning))
     with pytest.raises(ConfigError, match=r"^evaluation\.model_of: the tensors of .* set model, tuning"):
         score_model_of(str(folder / "fedavg-base-seed0"), other)
     stores = sorted((folder / "fedavg-base-seed0" / "checkpoints" / "stores").iterdir())

@@ -174,7 +174,7 @@ def test_networks_get_the_types_of_tokens(folders, pairs, tmp_path):
 def test_logits_of_pairs_are_those_of_the_library(folders, pairs, tmp_path, family):
     """In a padded batch, as training and scoring read it; without types they would be others."""
     setup = prepared(experiment(folders[family], written(tmp_path, pairs, "jsonl"), tmp_path).config())
-    model = setup.world.build().eval()
+    model = setup.context.build().eval()
     images = setup.dataset.images
     rows = np.arange(5)
     x = torch.from_numpy(images[rows]).long()
@@ -231,7 +231,7 @@ def test_a_real_network_reads_pairs_as_the_library_does(shared, tmp_path):
         for i in range(12)
     ]
     setup = prepared(experiment(folder, written(tmp_path, rows, "jsonl"), tmp_path).config())
-    model = setup.world.build()
+    model = setup.context.build()
     model.eval()
     other = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     named = transformers.AutoTokenizer.from_pretrained(folder)(

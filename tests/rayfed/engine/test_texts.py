@@ -105,14 +105,14 @@ def setup_of(folder, cache, model, *overrides):
 
 
 def rounds_of(setup):
-    return [*run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)]
+    return [*run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_classifies(folder, cache, family):
     setup = setup_of(folder, cache, family)
     assert len(setup.partition.training) == len(USERS)
-    assert isinstance(setup.world.objective, TextClassification)
+    assert isinstance(setup.context.objective, TextClassification)
     last = rounds_of(setup)[-1]
     assert 0 <= last.row["accuracy"] <= 1
     assert 0 <= last.row["macro_f1"] <= 1
@@ -127,14 +127,14 @@ def test_every_family_classifies(folder, cache, family):
 @pytest.mark.parametrize("family", quickly(CONFIGS, ["bert", "gpt2", "llama"]))
 def test_every_family_learns(folder, cache, family):
     setup = setup_of(folder, cache, family, "tuning=full")
-    model = setup.world.build().eval()  # without dropout
+    model = setup.context.build().eval()  # without dropout
     x = torch.from_numpy(setup.dataset.images[np.arange(12)]).long()
     y = torch.from_numpy(setup.dataset.labels[:12].copy())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     losses = []
     for _ in range(80):
         optimizer.zero_grad()
-        loss = setup.world.objective.loss(model(x), y)
+        loss = setup.context.objective.loss(model(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -232,7 +232,7 @@ def test_on_a_device_the_run_is_the_same(folder, cache, model):
         here = rounds_of(setup)[-1]
         exact = exactly_trained(setup)
     with pretended(draws_as_cpu=True) as device:
-        executor = InlineExecutor(setup.world, setup.weights, device=device.name)
+        executor = InlineExecutor(setup.context, setup.weights, device=device.name)
         *_, there = run_rounds(setup.experiment, executor, setup.start)
         assert device.counts.kernels > 0
     equally_near(here.state.params, there.state.params, exact)
@@ -266,7 +266,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(folder, cache, tmp_path, model):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_parts_of_a_batch_are_weighted_by_their_answers(folder, cache, size):
     setup = setup_of(folder, cache, "llama-lm", "tuning.dropout=0")
-    model = setup.world.build()
+    model = setup.context.build()
     model.train()
     data = setup.dataset
     rows = np.arange(5)
@@ -316,7 +316,7 @@ def test_a_number_is_learned_for_a_pair_of_texts(folder, cache, tmp_path):
 def test_clients_can_count_by_what_they_learned(folder, cache):
     setup = setup_of(folder, cache, "llama-lm", "server.weighting=tokens")
     first = rounds_of(setup)[0]
-    rows = {name: setup.world.splits[name]["train"] for name in setup.experiment.clients}
+    rows = {name: setup.context.splits[name]["train"] for name in setup.experiment.clients}
     counts = {name: int(setup.dataset.targets.counts[own].sum()) for name, own in rows.items()}
     found = {row["client"]: row["weight"] for row in first.ledger.tables["aggregation"]}
     for name, count in counts.items():
@@ -367,7 +367,7 @@ def peft_agrees(folder, cache, tmp_path, model, method):
     overrides = settings(folder, cache, model, f"algorithm={method}", "tuning.alpha=6", "train.lr=0.02")
     result = rayfed.simulate([*overrides, f"output={tmp_path / 'run'}"])
     setup = prepared(load_config(overrides))
-    ours = setup.world.build()
+    ours = setup.context.build()
     load(ours, load_file(result.path / "model" / "params.safetensors"))
     ours.eval()
     base, adapter = str(folder / model), result.path / "model"

@@ -45,7 +45,7 @@ def test_scores_of_packed_sets_are_those_of_single_sets(monkeypatch, overrides):
             "evaluation.validation=true", "train.group=1", "train.eval_batch_size=16",
         )  # fmt: skip
         tags = []
-        executor = kind(setup.world, setup.weights)
+        executor = kind(setup.context, setup.weights)
         play = executor.map
         executor.map = lambda calls: tags.extend(call.client for call in calls) or play(calls)
         precise = kind is Exact
@@ -78,7 +78,7 @@ def test_a_subset_of_the_sets_is_scored_alone(monkeypatch):
     assert setup.experiment.packs
     one = setup.experiment.sets[1]
     chosen = replace(setup.experiment, sets=(one,))
-    (done,) = run_rounds(chosen, InlineExecutor(setup.world, setup.weights), setup.start)
+    (done,) = run_rounds(chosen, InlineExecutor(setup.context, setup.weights), setup.start)
     assert list(done.scores["global"].clients) == list(one.clients)
 
 

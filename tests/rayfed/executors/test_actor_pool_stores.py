@@ -68,8 +68,8 @@ def test_stores_beyond_the_budget_are_those_of_a_driver_that_keeps_all(ray_clust
 
     monkeypatch.setattr(actor_pool, "BUDGET", 0)
     setup = small_setup("algorithm=ditto", "data.domains=[plain,street]", "evaluation.every=0")
-    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), ["s"], [{"num_cpus": 0}])
-    inline = InlineExecutor(setup.world, setup.weights)
+    pool = RayExecutor(ray.put(setup.context), ray.put(dict(setup.weights)), ["s"], [{"num_cpus": 0}])
+    inline = InlineExecutor(setup.context, setup.weights)
     try:
         here, there = ([*run_rounds(setup.experiment, e, setup.start)][-1] for e in (inline, pool))
         assert digest(here.state.params) == digest(there.state.params)

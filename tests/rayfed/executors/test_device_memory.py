@@ -20,7 +20,7 @@ from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
 from rayfed.executors import client_actor
 from rayfed.executors.actor_pool import Exchange
-from rayfed.executors.actor_state import Lane, Pace
+from rayfed.executors.actor_state import ActorHandle, Pace
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Worker, is_fault, is_out_of_memory, out_of_memory
@@ -64,7 +64,7 @@ def test_nothing_of_a_failed_call_stays_on_the_device(kind):
     gc.disable()
     try:
         with pretended() as device, memory(10**9) as its:
-            worker = Worker(setup.world, setup.weights, device.name)
+            worker = Worker(setup.context, setup.weights, device.name)
             rest = its.live
             with pytest.raises(ClientError) as caught:
                 worker.call(call_of(setup, fail=error, seen=seen), {})
@@ -97,7 +97,7 @@ def test_a_model_that_ran_is_gone_with_its_last_use(overrides):
     gc.collect()
     gc.disable()
     try:
-        executor = InlineExecutor(setup.world, setup.weights)
+        executor = InlineExecutor(setup.context, setup.weights)
         list(run_rounds(setup.experiment, executor, setup.start))
         model = weakref.ref(executor.worker.model)
         assert isinstance(model(), Backbone)
@@ -121,8 +121,8 @@ def test_a_change_of_experiment_gives_up_the_former_model_first(monkeypatch):
 
     monkeypatch.setattr(client_actor, "Worker", Watching)
     monkeypatch.setattr(ClientActor, "where", dict)
-    actor = ClientActor("a", setup.world, setup.weights)
-    actor.change(setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
+    actor.change(setup.context, setup.weights)
     assert [model() is not None for model in models] == [False, True]
 
 
@@ -135,9 +135,9 @@ def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(mon
     monkeypatch.setattr(client_actor, "limit_memory", lambda device, share: None)
     monkeypatch.setattr(ClientActor, "where", dict)
     with pretended() as device, memory(10**9) as its:
-        actor = ClientActor("a", setup.world, setup.weights)
+        actor = ClientActor("a", setup.context, setup.weights)
         actor._device = device.name
-        actor.change(setup.world, setup.weights)
+        actor.change(setup.context, setup.weights)
         model = actor.worker.model
         model.in_a_cycle, left = [model], weakref.ref(model)
         del model
@@ -149,7 +149,7 @@ def test_a_former_model_in_a_cycle_is_collected_before_the_next_one_is_built(mon
             return Worker(*args)
 
         monkeypatch.setattr(client_actor, "Worker", build)
-        actor.change(setup.world, setup.weights)
+        actor.change(setup.context, setup.weights)
 
 
 @pytest.mark.slow
@@ -159,9 +159,9 @@ def test_a_change_of_experiment_changes_what_is_deterministic(monkeypatch):
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
     monkeypatch.setattr(ClientActor, "where", dict)
     found = []
-    actor = ClientActor("a", setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
     for wanted in (True, "auto", True, False):
-        actor.change(replace(setup.world, deterministic=wanted), setup.weights)
+        actor.change(replace(setup.context, deterministic=wanted), setup.weights)
         found.append(torch.are_deterministic_algorithms_enabled())
     assert found == [True, False, True, False]
 
@@ -174,7 +174,7 @@ def test_an_actor_says_why_torch_cannot_use_its_gpu(monkeypatch, caplog):
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", lambda: [3])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fail)
-    ClientActor("a", setup.world, setup.weights)
+    ClientActor("a", setup.context, setup.weights)
     assert (
         "actor a was given GPU [3] but torch cannot use it, so it runs on the CPU: The NVIDIA driver on your "
         "system is too old (found version 12020); docs/gpu.md says which driver torch needs"
@@ -207,7 +207,7 @@ def test_every_face_of_a_lack_of_memory_is_advised(error):
 @pytest.mark.parametrize("error", [FACES[0], FACES[-1]], ids=["full", "busy"])
 def test_a_call_and_a_start_that_lack_memory_say_what_needs_less(error, monkeypatch):
     setup = small_setup("tuning=lora", *FEW)
-    worker = Worker(setup.world, setup.weights, share=0.25)
+    worker = Worker(setup.context, setup.weights, share=0.25)
     with pytest.raises(DeviceMemoryError) as caught:
         worker.call(call_of(setup, fail=error), {})
     alone = "busy" in str(error)
@@ -222,7 +222,7 @@ def test_a_call_and_a_start_that_lack_memory_say_what_needs_less(error, monkeypa
 
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
     monkeypatch.setattr(client_actor, "Worker", full)
-    actor = ClientActor("a", setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
     for ask in (actor.where, partial(actor.run, [[None]])):  # Ray hides what a constructor raises
         with pytest.raises(ResourceError, match=r"^cluster\.gpus_per_actor: .*(what needs less|would fit)"):
             ask()
@@ -255,7 +255,7 @@ def test_a_fault_that_nobody_waited_for_is_found_after_a_failure(monkeypatch):
 
     with pretended() as device, memory(10**9):
         monkeypatch.setattr(torch.get_device_module(device.name), "synchronize", synchronize, raising=False)
-        worker = Worker(setup.world, setup.weights, device.name)
+        worker = Worker(setup.context, setup.weights, device.name)
         with pytest.raises(DeviceError, match="an illegal memory access was encountered") as caught:
             worker.call(call_of(setup, fail=ValueError("odd")), {})
     assert "asynchronously" not in str(caught.value)
@@ -264,7 +264,7 @@ def test_a_fault_that_nobody_waited_for_is_found_after_a_failure(monkeypatch):
 
 def test_a_fault_in_this_process_ends_the_run_whatever_the_policy():
     setup = small_setup(*FEW)
-    executor = InlineExecutor(setup.world, setup.weights, Policy(on_client_error="drop"))
+    executor = InlineExecutor(setup.context, setup.weights, Policy(on_client_error="drop"))
     events = []
     executor.on_event = events.append
     with pytest.raises(DeviceError):
@@ -298,7 +298,7 @@ def test_a_call_that_was_short_of_memory_is_repeated_once_with_the_same_result()
 def test_a_lack_of_memory_that_stays_is_an_error():
     setup = small_setup("tuning=lora", *FEW)
     with pretended() as device, memory(10**9) as its:
-        executor = InlineExecutor(setup.world, setup.weights, device=device.name)
+        executor = InlineExecutor(setup.context, setup.weights, device=device.name)
         its.most = its.live + 100_000
         with pytest.raises(DeviceMemoryError, match=r"capacity of 1000000000 B .*; what needs less: train"):
             executor.map([call_of(setup)])
@@ -312,7 +312,7 @@ def test_a_lack_of_memory_that_stays_is_an_error():
 def test_calls_after_a_fault_are_not_run(units, monkeypatch):
     setup = small_setup(*FEW)
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
-    actor = ClientActor("a", setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
     done = []
 
     class Faulty:
@@ -336,7 +336,7 @@ def test_the_error_of_a_group_is_that_of_its_first_call(error, monkeypatch):
     """The others were not run: they are queued again as a group, or the run ends."""
     setup = small_setup(*FEW)
     monkeypatch.setattr(client_actor.ray, "get_gpu_ids", list)
-    actor = ClientActor("a", setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
 
     class Failing:
         def call_group(self, calls, stores):
@@ -409,9 +409,9 @@ def test_an_actor_sets_its_limit_before_its_model_is_built(monkeypatch):
     monkeypatch.setattr(client_actor, "limit_memory", lambda at, share: asked.append((str(at), share)))
     monkeypatch.setattr(client_actor, "give_back", lambda device: None)
     monkeypatch.setattr(client_actor, "Worker", lambda *args: asked.append("built"))
-    actor = ClientActor("a", setup.world, setup.weights)
+    actor = ClientActor("a", setup.context, setup.weights)
     actor._device, actor._share = "cuda:0", 0.25
-    actor._hold(setup.world, setup.weights, None)
+    actor._hold(setup.context, setup.weights, None)
     assert asked == ["built", ("cuda:0", 0.25), "built"]
 
 
@@ -432,7 +432,9 @@ def test_torch_reads_how_it_allocates_after_its_import():
 
 def test_patience_is_longer_where_actors_have_a_gpu(monkeypatch):
     assert Policy(patience=7.0).patience_for(0.5) == 7
-    lanes = [Lane("a", {"num_gpus": share}, starting=object(), since=time.monotonic()) for share in (0, 0.5)]
+    lanes = [
+        ActorHandle("a", {"num_gpus": share}, starting=object(), since=time.monotonic()) for share in (0, 0.5)
+    ]
     exchange = Exchange([], SimpleNamespace(policy=Policy(), lanes=lanes, pace=Pace(), home={}))
     exchange._progress = SimpleNamespace(since=lambda *_: 300.0)
     monkeypatch.setattr("ray.wait", lambda waiting, **_: ([], waiting))

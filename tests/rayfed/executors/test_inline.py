@@ -21,7 +21,7 @@ def test_the_watchdog_begins_anew_with_every_call_and_every_group(group, units, 
     experiment = replace(setup.experiment, group=group, rounds=1, evaluate_every=0)
     list(
         run_rounds(
-            experiment, InlineExecutor(setup.world, setup.weights, Policy(watchdog=300.0)), setup.start
+            experiment, InlineExecutor(setup.context, setup.weights, Policy(watchdog=300.0)), setup.start
         )
     )
     assert limits == [300.0] * units

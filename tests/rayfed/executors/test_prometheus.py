@@ -13,7 +13,7 @@ import torch
 from rayfed.config.schema import load_config
 from rayfed.engine.session import launch
 from rayfed.experiment.plan import prepared
-from rayfed.federation.executor import Visit
+from rayfed.federation.executor import CallTiming
 from tests.conftest import ROOT
 from tests.rounding import near
 
@@ -204,6 +204,6 @@ def test_gauges_keep_their_values_as_long_as_somebody_holds_them(monkeypatch):
 def test_shares_of_a_round():
     from rayfed.executors.prometheus import shares
 
-    visits = [Visit("a", "fit", 2.0, 1.0), Visit("b", "fit", 1.0)]
+    visits = [CallTiming("a", "fit", 2.0, 1.0), CallTiming("b", "fit", 1.0)]
     assert shares(visits, 2, 3.0) == {"rayfed_idle_share": 0.5, "rayfed_queue_share": 0.25}
     assert shares([], 2, 3.0) == {"rayfed_idle_share": 1.0, "rayfed_queue_share": 0.0}

@@ -29,7 +29,7 @@ def failing(monkeypatch, error, when, *overrides, share=1.0):
 
     common = ("rounds=1", "data.domains=[plain]", "data.limit=40", "train.batch_size=32", "train.group=1")
     setup = small_setup(*common, *overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     executor.worker.share = share
     with monkeypatch.context() as patch, pytest.raises(ClientError) as caught:
         patch.setattr(Backbone, "forward", raising)
@@ -88,8 +88,8 @@ def test_other_failures_are_what_they_were(monkeypatch):
 
 def test_the_changes_go_down_to_one():
     setup = small_setup("algorithm=fedavg", "train.batch_size=6", "train.eval_batch_size=1", "data.limit=8")
-    found = setup.world.smaller.changes(5)
+    found = setup.context.smaller.changes(5)
     assert [train.micro_batch for train in found["micro_batch"]] == [2, 1]
     assert [train.batch_size for train in found["batch_size"]] == [2, 1]
     assert "eval_batch_size" not in found
-    assert replace(found["batch_size"][0], batch_size=6) == setup.world.train
+    assert replace(found["batch_size"][0], batch_size=6) == setup.context.train

@@ -31,7 +31,7 @@ assert "rayfed.fast" not in sys.modules
 found = {}
 for overrides in json.load(sys.stdin):
     setup = small_setup(*overrides)
-    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     found[overrides[0]] = digest(last.state.params)
 print(json.dumps(found))
 """
@@ -51,7 +51,7 @@ def without_fast(tmp_path_factory):
 def trained(overrides):
     """Digest of the final tensors of a small experiment."""
     setup = small_setup(*overrides)
-    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     return digest(last.state.params)
 
 
@@ -93,7 +93,7 @@ def test_every_method_trains_to_the_same_bits_without_the_fast_package(without_f
 
 
 def test_the_fast_form_is_used_where_it_is_there_and_else_the_plain_one(monkeypatch):
-    assert quickest_passes() == FastPasses() == small_setup("algorithm=fedavg").world.passes
+    assert quickest_passes() == FastPasses() == small_setup("algorithm=fedavg").context.passes
     monkeypatch.setitem(sys.modules, FAST, None)
     assert quickest_passes() == WorkerPasses()
 
@@ -107,4 +107,4 @@ def test_what_only_the_fast_form_has_is_refused_without_it(override, advice, mon
     with pytest.raises(ConfigError, match=f"^train.{key}: {value} needs the package rayfed.fast; {advice}"):
         small_setup("algorithm=fedavg", f"train.{override}")
     setup = small_setup("algorithm=fedavg")
-    assert (setup.group.clients, setup.group.sentence, setup.world.train.graphs) == (1, "", False)
+    assert (setup.group.clients, setup.group.sentence, setup.context.train.graphs) == (1, "", False)

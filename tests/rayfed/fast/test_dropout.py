@@ -103,7 +103,7 @@ OVERRIDES = ("algorithm=fedavg", "data.domains=[plain]", "tuning.dropout=0.5")
 
 def gradients(checkpointing, passes):
     """Gradients of a model on the pretended device after several passes, and what was counted."""
-    model = small_setup(*OVERRIDES).world.build()
+    model = small_setup(*OVERRIDES).context.build()
     client = CountedDraws(3)
     with pretended() as device:
         model = model.to(device.name)
@@ -130,12 +130,12 @@ def test_activations_that_are_computed_again_have_the_same_masks(passes):
 
 
 def test_layers_have_fixed_numbers_and_a_library_that_repeats_passes_keeps_torchs():
-    model = small_setup(*OVERRIDES).world.skeleton()
+    model = small_setup(*OVERRIDES).context.skeleton()
     use_counted_dropout(model, checkpointing=True)
     numbers = [m.number for m in model.modules() if isinstance(m, CountedDropout)]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > 3
-    plain = small_setup(*OVERRIDES).world.skeleton()
+    plain = small_setup(*OVERRIDES).context.skeleton()
     plain.net = nn.Sequential(
         nn.Dropout(0.5), nn.Linear(2, 2)
     )  # no blocks, so that its library checkpoints it

@@ -28,14 +28,14 @@ from tests.pretended_graphs import recording
 from tests.rayfed.fast.test_group import Answers, played, prepared
 
 LORA = ("algorithm=fedavg", "data.domains=[plain]", "model.options={depth: 2}", "tuning.dropout=0.5")
-WORLD = small_setup(*LORA).world
+WORLD = small_setup(*LORA).context
 
 
 class Played:
     """A tuned model on the pretended device, whose passes and gradients are remembered."""
 
-    def __init__(self, device, with_graphs, world=WORLD):
-        self.model = world.build().to(device.name)
+    def __init__(self, device, with_graphs, context=WORLD):
+        self.model = context.build().to(device.name)
         self.device = device.name
         adjust_trunk(self.model, TrainConfig(), TYPE)
         FastPasses().prepare(self.model, TrainConfig(graphs=with_graphs), TYPE)
@@ -73,10 +73,10 @@ class Played:
             self.learn()
 
 
-def compare(play, world=WORLD, fails=None):
+def compare(play, context=WORLD, fails=None):
     """Play the same with and without graphs; returns the graphs and the recorder."""
     with pretended() as device, recording(fails) as recorders:
-        plain, own = Played(device, False, world), Played(device, True, world)
+        plain, own = Played(device, False, context), Played(device, True, context)
         for each in (plain, own):
             play(each)
     assert len(plain.seen) == len(own.seen) > 1
@@ -104,7 +104,7 @@ def test_training_and_evaluation_in_several_shapes_have_the_bits_of_passes_witho
 
 @pytest.mark.parametrize("tuning", ["tuning=bitfit", "tuning=visual_prompt", "tuning.residual=true"])
 def test_tunings_of_other_kinds_have_the_same_bits(tuning):
-    found, _ = compare(lambda it: it.steps(3), small_setup(*LORA[:3], tuning).world)
+    found, _ = compare(lambda it: it.steps(3), small_setup(*LORA[:3], tuning).context)
     assert found.used == 2
 
 
@@ -224,7 +224,7 @@ def test_a_refreshed_network_is_recorded_anew_and_a_changed_one_is_not():
         with torch.enable_grad():
             it.steps(3)
 
-    found, recorder = compare(play, small_setup(*LORA, "tuning.sites=[mlp.fc1]").world)
+    found, recorder = compare(play, small_setup(*LORA, "tuning.sites=[mlp.fc1]").context)
     assert found.made == 2
     assert found.used == 3 + 2
     assert recorder.records == 4
@@ -303,7 +303,7 @@ def test_a_pass_within_a_transformation_of_functions_uses_no_graph():
             output = it.forward()
         it.backward(output)
 
-    assert compare(play, small_setup(*LORA[:3], "tuning=bitfit").world)[0].used == 1
+    assert compare(play, small_setup(*LORA[:3], "tuning=bitfit").context)[0].used == 1
 
 
 def test_a_tensor_that_begins_to_train_ends_the_use_of_graphs():

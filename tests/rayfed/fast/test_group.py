@@ -63,7 +63,7 @@ class Answers(InlineExecutor):
     """Remembers the calls and answers of training, and how many clients were trained together."""
 
     def __init__(self, setup, policy=None, device="cpu"):
-        super().__init__(setup.world, setup.weights, policy, device)
+        super().__init__(setup.context, setup.weights, policy, device)
         self.seen = []
         self.together = 0
 
@@ -271,7 +271,7 @@ def test_the_model_is_as_before_after_a_group():
     executor, _ = played(setup, 3)
     before = {n: type(p) for n, p in executor.worker.model.named_parameters()}
     assert set(before.values()) == {torch.nn.Parameter}
-    assert executor.worker.checksum() == InlineExecutor(setup.world, setup.weights).worker.checksum()
+    assert executor.worker.checksum() == InlineExecutor(setup.context, setup.weights).worker.checksum()
     assert all("forward" not in vars(m) for m in executor.worker.model.modules())
 
 

@@ -165,8 +165,8 @@ def test_a_graph_that_does_not_fit_ends_the_run_and_says_what_would():
 @pytest.mark.parametrize("group", [1, 4])
 def test_graphs_that_do_not_fit_are_given_up_by_default(group):
     setup = prepared("algorithm=fedavg", "train.batch_size=4", "data.limit=24")
-    assert setup.world.train.graphs == "auto"
-    plain = replace(setup, world=replace(setup.world, train=replace(setup.world.train, graphs=False)))
+    assert setup.context.train.graphs == "auto"
+    plain = replace(setup, context=replace(setup.context, train=replace(setup.context.train, graphs=False)))
     full = torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
     with pretended() as device, memory(10**9), recording({1: full}) as recorders:
         _, known = played(plain, group, rounds=2, executor=Answers(plain, device=device.name))

@@ -16,7 +16,7 @@ from tests.pretended import pretended
 
 
 def member(*overrides, active=None):
-    model = small_setup("algorithm=fedavg", *overrides).world.build()
+    model = small_setup("algorithm=fedavg", *overrides).context.build()
     names = sent_tensors(model)
     own = {name: torch.nn.Parameter(value.detach().clone()) for name, value in trainable(model).items()}
     own |= {name: value.clone() for name, value in names.items() if name not in own}

@@ -242,10 +242,10 @@ def test_a_network_that_differs_is_found_before_the_run(folders, monkeypatch, ru
 
 def test_the_header_says_why_texts_are_padded(folder, cache):  # noqa: F811
     setup = setup_of(folder, cache, "bert")
-    assert setup.world.train.pack_texts is True
+    assert setup.context.train.pack_texts is True
     assert not any("padded" in note for note in setup.notes)
     setup = setup_of(folder, cache, "bert", "train.checkpointing=true")
-    assert setup.world.train.pack_texts is False
+    assert setup.context.train.pack_texts is False
     [note] = [note for note in setup.notes if "padded" in note]
     assert note == (
         "batches of texts are padded (train.pack_texts), because train.checkpointing runs the network in "
@@ -256,7 +256,7 @@ def test_the_header_says_why_texts_are_padded(folder, cache):  # noqa: F811
     setup = setup_of(folder, cache, "bert", "algorithm=feddpa")
     assert [note for note in setup.notes if "tuning.personal" in note]
     setup = setup_of(folder, cache, "bert", "train.pack_texts=false")
-    assert setup.world.train.pack_texts is False
+    assert setup.context.train.pack_texts is False
     assert not any("padded" in note for note in setup.notes)
 
 
@@ -272,7 +272,7 @@ def test_a_run_is_that_of_padded_texts(folder, cache, case):  # noqa: F811
     model, *overrides = case.split()
     still = ("tuning.dropout=0",) if not any("tuning=" in text for text in overrides) else ()
     without = setup_of(folder, cache, model, *overrides, *still)
-    assert without.world.train.pack_texts is True
+    assert without.context.train.pack_texts is True
     padded = setup_of(folder, cache, model, *overrides, *still, "train.pack_texts=false")
     one, other = (rounds_of(setup)[-1] for setup in (padded, without))
     equally_near(one.state.params, other.state.params, exactly_trained(padded))
@@ -322,7 +322,7 @@ def test_a_group_computes_no_token_twice(folder, cache, monkeypatch):  # noqa: F
 @pytest.mark.parametrize("group", quickly([1, 3], [1]))
 def test_where_clients_run_changes_no_bit(folder, cache, model, group, pool_of_two):  # noqa: F811
     setup = setup_of(folder, cache, model, f"train.group={group}")
-    assert setup.world.train.pack_texts is True
+    assert setup.context.train.pack_texts is True
     alone = rounds_of(setup)[-1]
     *_, together = run_rounds(setup.experiment, pool_of_two(setup), setup.start)
     assert digest(together.state.params) == digest(alone.state.params)
@@ -372,7 +372,7 @@ def test_the_head_of_a_language_model_reads_no_pads(folders, monkeypatch):
 def test_a_device_pads_and_the_run_says_so(folder, cache, tmp_path, monkeypatch):  # noqa: F811
     setup = setup_of(folder, cache, "bert", "rounds=1")
     with pretended() as device:
-        net = InlineExecutor(setup.world, setup.weights, device=device.name).worker.model.net
+        net = InlineExecutor(setup.context, setup.weights, device=device.name).worker.model.net
         assert type(net) is TextNet
         for name, expected in ((device.name, [PADDED]), ("cpu", [])):
             found = torch.device(name), ""
@@ -385,9 +385,9 @@ def test_a_device_pads_and_the_run_says_so(folder, cache, tmp_path, monkeypatch)
 
 def test_a_worker_packs_only_what_was_tried(folder, cache):  # noqa: F811
     setup = setup_of(folder, cache, "bert")
-    assert isinstance(InlineExecutor(setup.world, setup.weights).worker.model.net, PackedTextNet)
+    assert isinstance(InlineExecutor(setup.context, setup.weights).worker.model.net, PackedTextNet)
     setup = setup_of(folder, cache, "bert", "train.pack_texts=false")
-    assert type(InlineExecutor(setup.world, setup.weights).worker.model.net) is TextNet
+    assert type(InlineExecutor(setup.context, setup.weights).worker.model.net) is TextNet
 
 
 def test_unlearned_tokens_have_no_share(folders):

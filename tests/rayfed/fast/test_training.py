@@ -134,9 +134,9 @@ def test_with_graphs_the_tensors_are_those_without(loops):
     digests = []
     for graphs in (False, True):
         experiment = replace(setup.experiment, group=4, evaluate_every=0)
-        world = replace(setup.world, train=replace(setup.world.train, graphs=graphs))
+        context = replace(setup.context, train=replace(setup.context.train, graphs=graphs))
         with pretended() as device, recording():
-            executor = Answers(replace(setup, world=world), device=device.name)
+            executor = Answers(replace(setup, context=context), device=device.name)
             *_, last = run_rounds(experiment, executor, setup.start)
             digests.append(digest(last.state.params))
             made = graphs_in(executor.worker.model)

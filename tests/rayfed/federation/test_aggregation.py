@@ -203,7 +203,7 @@ def test_residuals_are_the_same_on_actors(cache, pool_of_two):
         "train.epochs=2",
     )
     setup = prepared(load_config([*SMALL, f"data.cache={cache}", *exact]))
-    alone = InlineExecutor(setup.world, setup.weights)
+    alone = InlineExecutor(setup.context, setup.weights)
     before = alone.worker.checksum()
     here = list(run_rounds(setup.experiment, alone, setup.start))[-1].state.params
     there = list(run_rounds(setup.experiment, pool_of_two(setup), setup.start))[-1].state.params

@@ -26,7 +26,7 @@ class Answers(InlineExecutor):
     """Remembers the answers of the training exchange."""
 
     def __init__(self, setup):
-        super().__init__(setup.world, setup.weights, None)
+        super().__init__(setup.context, setup.weights, None)
         self.seen = {}
 
     def map(self, calls):
@@ -130,11 +130,11 @@ def test_labels_are_changed_in_training_only(monkeypatch):
     # GA scores its model on the validation images before and after the client trains, in the same visit.
     setup = small_setup("algorithm=ga", CLIENTS, "data.val=0.4", "train.epochs=1", "faults.attack=labels")
     experiment = replace(setup.experiment, rounds=1, evaluate_every=0)
-    list(run_rounds(experiment, InlineExecutor(setup.world, setup.weights, None), setup.start))
+    list(run_rounds(experiment, InlineExecutor(setup.context, setup.weights, None), setup.start))
     targets = setup.dataset.targets
     for client in setup.experiment.clients:
-        rows = setup.world.splits[client]
-        last = setup.world.num_classes - 1
+        rows = setup.context.splits[client]
+        last = setup.context.num_classes - 1
         assert sorted(seen["train"][client]) == sorted(last - int(targets[r]) for r in rows["train"])
         assert sorted(seen["val"][client]) == sorted(2 * [int(targets[r]) for r in rows["val"]])
 

@@ -40,7 +40,7 @@ SECOND = {"fedgc", "fedgcr", "feddyn", "fedra_feddyn", "scaffold"}
 
 def trained(*overrides):
     setup = small_setup(*OPTIONS, *overrides)
-    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     return last.state.params
 
 
@@ -95,7 +95,7 @@ def test_features_that_are_known_are_not_computed_again(monkeypatch):
 
     options = ("algorithm=fedavg", "tuning=head", "train.cache_features=true", "train.micro_batch=3")
     setup = small_setup(*OPTIONS, *options)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     batches = Client._pass
 
     def counted(client, split, order, size, augmented=False):

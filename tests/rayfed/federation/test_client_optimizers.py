@@ -58,7 +58,7 @@ def test_a_tensor_that_is_not_held_begins_without_state_and_another_rate_is_kept
 
 def stores_after(*overrides):
     setup = small_setup(*overrides)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     rows = [done.state.params for done in run_rounds(setup.experiment, executor, setup.start)]
     return {client: kept.value.get(OPTIMIZERS, {}) for client, kept in executor.stores().items()}, rows
 

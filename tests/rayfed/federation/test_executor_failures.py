@@ -106,7 +106,7 @@ def metrics(updates):
 
 @pytest.fixture(scope="module")
 def undisturbed(setup):
-    inline = InlineExecutor(setup.world, setup.weights)
+    inline = InlineExecutor(setup.context, setup.weights)
     return metrics(ask(inline, setup, answer))
 
 
@@ -172,7 +172,7 @@ def test_the_first_failure_ends_the_run_with_its_traceback(setup, pool):
 
 @pytest.mark.parametrize("action", ["raise", "retry", "drop"])
 def test_the_same_policies_inline(action, setup, undisturbed, tmp_path):
-    inline = InlineExecutor(setup.world, setup.weights)
+    inline = InlineExecutor(setup.context, setup.weights)
     events = []
     inline.on_event = events.append
     task = partial(trouble, what="raise", marker=str(tmp_path / "once") if action == "retry" else None)
@@ -218,7 +218,7 @@ def test_actors_that_never_come_up_again_are_given_up(setup, ray_cluster):
     from rayfed.executors.actor_pool import RayExecutor
 
     names, options = ["a", "b"], [{"num_cpus": 0}, {"num_cpus": 0}]
-    pool = RayExecutor(ray.put(setup.world), ray.put(dict(setup.weights)), names, options)
+    pool = RayExecutor(ray.put(setup.context), ray.put(dict(setup.weights)), names, options)
     events = []
     pool.on_event = events.append
     try:
@@ -276,7 +276,7 @@ class Killer:
 @pytest.mark.slow
 def test_an_actor_killed_in_every_round_changes_nothing(setup, pool, monkeypatch):
     """Ten rounds; every replacement imports torch anew, which is what takes the time."""
-    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, here = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     killer = Killer(pool, times=10)
     monkeypatch.setattr(pool, "map", killer)
     before = pool.replaced
@@ -304,7 +304,7 @@ def test_an_actor_killed_in_any_phase_changes_nothing(phase, cache, pool_of_two,
     base = (o for o in SMALL if not o.startswith("tuning."))
     options = [*base, f"data.cache={cache}", f"algorithm={name}", "data.partition.scheme=by_domain"]
     small = prepared(load_config([*options, "data.val=3"]))
-    *_, here = run_rounds(small.experiment, InlineExecutor(small.world, small.weights), small.start)
+    *_, here = run_rounds(small.experiment, InlineExecutor(small.context, small.weights), small.start)
     pool = pool_of_two(small)
     killer = Killer(pool, tags={tag})
     monkeypatch.setattr(pool, "map", killer)

@@ -30,7 +30,7 @@ def setup(cache):
 
 
 def test_words_and_expressions(setup):
-    model = setup.world.skeleton()
+    model = setup.context.skeleton()
     assert names_that_stay(model, ()) == frozenset()
     assert names_that_stay(model, ["head"]) == {"head.weight", "head.bias"}
     assert {name.rsplit(".", 1)[1] for name in names_that_stay(model, ["lora_A", "lora_B"])} == {
@@ -66,7 +66,7 @@ def test_what_happens_to_the_head_is_what_the_key_asks_for(cache):
     frozen = of("algorithm=fedavg", "tuning=lora", "head=frozen")
     assert frozen.head == "frozen"
     assert not [name for name in frozen.start if name.startswith("head.")]
-    assert head_of(frozen.world.skeleton(), ["lora_A"]) == "frozen"
+    assert head_of(frozen.context.skeleton(), ["lora_A"]) == "frozen"
     assert of("algorithm=fedavg", "tuning=exits", "head=shared").head == "shared"
     for settings, why in (
         (["head=frozen", "tuning=head"], "'frozen' is not possible: tuning=head trains it"),
@@ -91,7 +91,7 @@ def test_a_message_is_completed_and_an_answer_divided():
 
 
 def test_each_client_continues_from_its_own_head_and_is_scored_with_it(setup):
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     rounds = list(run_rounds(setup.experiment, executor, setup.start))
     assert not {"head.weight", "head.bias"} & set(rounds[-1].state.params)
     stores = {cid: executor.stores()[cid].value[STAYS] for cid in setup.experiment.clients}

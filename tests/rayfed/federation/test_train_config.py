@@ -69,7 +69,7 @@ def small_clients(monkeypatch, *overrides):
     setup = small_setup(
         "algorithm=fedavg", "data.domains=[plain]", "rounds=1", "evaluation.every=0", *overrides
     )
-    for _ in run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start):
+    for _ in run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start):
         pass
     return sizes
 
@@ -97,7 +97,7 @@ def test_rates_that_a_method_sets_itself_follow_the_schedule():
 
     options = ("train.schedule=step", "train.step_at=0", "train.step_factor=1e-9", "rounds=1")
     setup = small_setup("algorithm=fedgcr", "local.optimizer=authors", "data.domains=[plain]", *options)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     for name, value in setup.start.items():
         near(last.state.params[name], value, 4)

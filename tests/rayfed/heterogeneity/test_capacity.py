@@ -76,7 +76,7 @@ def rounds_of(cache, method, rank, start=None, ranks=None, exact=False):
     )
     if exact:
         return setup.start, exactly_trained(setup)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     *_, last = run_rounds(experiment, executor, setup.start if start is None else start)
     return setup.start, last.state.params
 

@@ -46,7 +46,7 @@ def setup_of(cache, *overrides):
 
 def rounds_of(setup, **changes):
     experiment = replace(setup.experiment, **changes)
-    return list(run_rounds(experiment, InlineExecutor(setup.world, setup.weights), setup.start))
+    return list(run_rounds(experiment, InlineExecutor(setup.context, setup.weights), setup.start))
 
 
 def test_nothing_by_default():
@@ -214,7 +214,7 @@ def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(cache):
     )
     setup = setup_of(cache, *overrides, "evaluation.every=0")
     whole = rounds_of(setup)
-    executor = InlineExecutor(setup.world, setup.weights)
+    executor = InlineExecutor(setup.context, setup.weights)
     rest = list(run_rounds(setup.experiment, executor, setup.start, state=whole[1].state))
     assert digest(rest[-1].state.params) == digest(whole[-1].state.params)
     same = ("missing", "virtual_seconds", "virtual_time", "clients")

@@ -83,7 +83,7 @@ def test_time_goes_on_in_a_round_without_clients(tmp_path):
         "data.test=0", f"faults.sessions={saved(tmp_path / 'behave', trace)}",
     )  # fmt: skip
     work = max(setup.experiment.faults.work.different)
-    done = list(run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start))
+    done = list(run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start))
     visit = work * 0.25
     times, clients = [40.0], [0]
     while len(times) < 6:

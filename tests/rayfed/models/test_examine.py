@@ -351,7 +351,7 @@ def test_after_each_call_everything_but_what_travels_is_as_before(net):
 
     own = {"rounds": 2, "cluster": "inline", "tuning": "full", "train": RATE}
     setup = prepared(rayfed.Experiment(method="fedavg", model=net, data=clients(), **own).config())
-    executor, experiment = InlineExecutor(setup.world, setup.weights), setup.experiment
+    executor, experiment = InlineExecutor(setup.context, setup.weights), setup.experiment
     before, state = executor.worker.checksum(), experiment.server.start(setup.start)
     attributes = [dict(vars(module)) for module in executor.worker.model.net.modules()]
     for round in range(2):

@@ -26,7 +26,7 @@ LONGEST = 2 * 4 * 4 * 256
 
 
 def built(*overrides):
-    return small_setup("algorithm=fedavg", "data.domains=[plain]", *overrides).world.build()
+    return small_setup("algorithm=fedavg", "data.domains=[plain]", *overrides).context.build()
 
 
 def layers_of(model):
@@ -103,7 +103,7 @@ def test_an_input_in_float32_is_rounded_once_in_mixed_precision():
 
 
 def test_operations_are_counted_as_those_of_peft(monkeypatch):
-    model = small_setup("algorithm=fedavg", "data.domains=[plain]").world.skeleton()
+    model = small_setup("algorithm=fedavg", "data.domains=[plain]").context.skeleton()
     found = step_operations(model, keeps_features=False)
     with_peft(monkeypatch)
     assert found == step_operations(model, keeps_features=False)

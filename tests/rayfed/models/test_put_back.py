@@ -170,9 +170,9 @@ def each_call_anew(monkeypatch):
     """Give each call a process of its own, as it were: a worker that nothing was run with."""
     made = inline.InlineExecutor.__init__
 
-    def init(self, world, weights, policy=None, device="cpu"):
-        made(self, world, weights, policy, device)
-        written = cloudpickle.dumps(world)
+    def init(self, context, weights, policy=None, device="cpu"):
+        made(self, context, weights, policy, device)
+        written = cloudpickle.dumps(context)
         self.worker.call = lambda call, store: Worker(pickle.loads(written), weights).call(call, store)
 
     monkeypatch.setattr(inline.InlineExecutor, "__init__", init)

@@ -27,7 +27,7 @@ OPTIONS = ("data.domains=[plain,fonts]", "model.options={depth: 3}", "rounds=2",
 
 def trained(*overrides):
     setup = small_setup(*OPTIONS, *overrides)
-    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.world, setup.weights), setup.start)
+    *_, last = run_rounds(setup.experiment, InlineExecutor(setup.context, setup.weights), setup.start)
     return last.state.params
 
 
@@ -108,7 +108,7 @@ def test_checkpointing_is_refused_where_it_cannot_work(overrides, words):
 
 def test_graphs_are_recorded_by_default_for_what_ships_with_rayfed():
     def graphs(*overrides):
-        return small_setup(*overrides).world.train.graphs
+        return small_setup(*overrides).context.train.graphs
 
     assert graphs("algorithm=fedavg", "tuning=lora") == "auto"
     assert graphs("algorithm=fedgcr", "tuning=gc_prompt") == "auto"
@@ -123,9 +123,9 @@ def test_graphs_of_a_users_method_are_recorded_if_they_are_asked_for(wanted, fou
     class Own(Local):
         """A client half of a user, which may do more than start operations."""
 
-    world = small_setup("algorithm=fedavg", "tuning=lora").world
-    parts = Parts(server=Server(), local=Own(), tuning=world.tuning)
-    assert allowed_graphs(TrainConfig(graphs=wanted), parts, world.skeleton()) is found
+    context = small_setup("algorithm=fedavg", "tuning=lora").context
+    parts = Parts(server=Server(), local=Own(), tuning=context.tuning)
+    assert allowed_graphs(TrainConfig(graphs=wanted), parts, context.skeleton()) is found
 
 
 def test_compiling_is_refused_where_it_cannot_work(monkeypatch):
@@ -161,7 +161,7 @@ def test_compiling_keeps_names_and_compiles_the_network_only(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     setup = small_setup("algorithm=fedavg", "train.compile=true")
-    worker = InlineExecutor(setup.world, setup.weights).worker
+    worker = InlineExecutor(setup.context, setup.weights).worker
     assert compiled == [worker.model.net]
     assert worker.start_params().keys() == setup.start.keys()
 

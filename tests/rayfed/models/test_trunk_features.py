@@ -100,15 +100,15 @@ def test_the_budget_changes_no_bit(memory, tmp_path):
     from rayfed.federation.params import digest
 
     setup = small_setup("algorithm=fedavg", "tuning=head", f"train.cache_memory={memory}", "rounds=2")
-    assert setup.world.features
-    assert not setup.world.shares_features
-    executor = InlineExecutor(setup.world, setup.weights)
+    assert setup.context.features
+    assert not setup.context.shares_features
+    executor = InlineExecutor(setup.context, setup.weights)
     *_, last = run_rounds(setup.experiment, executor, setup.start)
     held = sum(value.nbytes for value in executor.worker.cache.values())
     assert held <= memory
     assert (held > 0) == (memory > 1)
     plain = small_setup("algorithm=fedavg", "tuning=head", "rounds=2")
-    *_, other = run_rounds(plain.experiment, InlineExecutor(plain.world, plain.weights), plain.start)
+    *_, other = run_rounds(plain.experiment, InlineExecutor(plain.context, plain.weights), plain.start)
     assert digest(last.state.params) == digest(other.state.params)
 
 

@@ -176,7 +176,7 @@ def test_landscape_of_a_finished_run(run):
     assert "](figures/landscape.png)" in (run / "report.md").read_text()
     # The same from the parts: train the first client once more and score it on the unseen domain.
     opened = reopen(run)
-    executor = InlineExecutor(opened.setup.world, opened.setup.weights)
+    executor = InlineExecutor(opened.setup.context, opened.setup.weights)
     local = opened.setup.experiment.local
     sent = opened.state.broadcast()
     updates = executor.map(
@@ -185,7 +185,7 @@ def test_landscape_of_a_finished_run(run):
     task = partial(evaluate, split="test", local=local)
     whole = [opened.state.broadcast(params={**opened.state.params, **update.params}) for update in updates]
     calls = [Call("domain:street", task, f"x{n}", given) for n, given in enumerate(whole)]
-    judge = Exact(opened.setup.world, opened.setup.weights)
+    judge = Exact(opened.setup.context, opened.setup.weights)
     alone, exact = ([answer.metrics["loss"] for answer in each.map(calls)] for each in (executor, judge))
     everything = measured.survey(run, 2, 10_000)
     found = [row["loss"] for row in everything if row["kind"] == "client"]
@@ -203,9 +203,9 @@ def test_features_of_seen_and_unseen_domains(run):
     assert {row["domain"] for row in rows if row["unseen"]} == {"street"}
     assert "](figures/feature_map.png)" in (run / "report.md").read_text()
     opened = reopen(run)
-    world = opened.setup.world
+    context = opened.setup.context
     tensors = opened.setup.weights
-    worker = InlineExecutor(world, tensors).worker
+    worker = InlineExecutor(context, tensors).worker
     shown = features.choose_images(opened, 60)["plain"][1]
 
     def look(client, sent):
@@ -218,7 +218,7 @@ def test_features_of_seen_and_unseen_domains(run):
     mine = [row for row in rows if row["domain"] == "plain"]
     with exact_numbers():
         call = Call(first.id, look, "look", opened.state.broadcast())
-        exact, _ = Exact(world, tensors).worker.call(call, {})
+        exact, _ = Exact(context, tensors).worker.call(call, {})
     found = torch.tensor([row["features"] for row in mine])
     equally_near([answer.extra["x"]], [found], [exact.extra["x"]])
     assert [row["label"] for row in mine] == answer.extra["y"].tolist()

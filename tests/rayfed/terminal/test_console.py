@@ -8,7 +8,7 @@ import rich
 
 from rayfed import resume, run
 from rayfed.engine.record_rounds import slowest
-from rayfed.federation.executor import Visit
+from rayfed.federation.executor import CallTiming
 from rayfed.terminal.console import headline, line, showing
 from tests.conftest import SMALL, STEADY
 
@@ -77,6 +77,6 @@ def test_a_line_leaves_out_from_the_right_what_a_terminal_has_no_room_for():
 
 
 def test_the_slowest_is_who_worked_longest_in_all_exchanges_together():
-    visits = [Visit("a", "fit", 2.0), Visit("b", "probe", 1.5), Visit("b", "fit", 1.0, 9.0)]
+    visits = [CallTiming("a", "fit", 2.0), CallTiming("b", "probe", 1.5), CallTiming("b", "fit", 1.0, 9.0)]
     assert slowest(visits) == {"slowest_client": "b", "slowest_seconds": 2.5}
     assert slowest([]) == {}

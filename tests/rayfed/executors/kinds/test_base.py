@@ -169,9 +169,9 @@ class ContractOnly:
     closed = 0
     actors = 0
 
-    def __init__(self, world, weights, policy, device):
-        self.made.append((world.seed, sorted(weights)[:1] != [], policy.retries, device.type))
-        inner = InlineExecutor(world, weights, policy, device)
+    def __init__(self, context, weights, policy, device):
+        self.made.append((context.seed, sorted(weights)[:1] != [], policy.retries, device.type))
+        inner = InlineExecutor(context, weights, policy, device)
         self.map, self.stores, self.fetch = inner.map, inner.stores, inner.fetch
         self.restore, self.forget, self.stop = inner.restore, inner.forget, inner.stop
         self.on_event = self.on_visit = lambda _: None

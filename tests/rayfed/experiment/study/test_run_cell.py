@@ -17,7 +17,7 @@ def test_parts_of_the_last_two_pairs_of_data_and_seed_are_kept():
 
     def use(seed, what):
         shared = common.of(replace(config, seed=seed))
-        return shared.once("model", what, lambda: made.append(what) or what)
+        return shared.get("model", what, lambda: made.append(what) or what)
 
     for seed, what in [(0, "a"), (0, "b"), (1, "a"), (0, "b"), (1, "a"), (2, "c")]:
         assert use(seed, what) == what
