@@ -24,7 +24,6 @@ def partial_step(
 
     Args:
         local: Client half of the method, for its loss.
-        client: The client.
         sent: Message from the server.
         batch: Inputs and targets.
         optimizer: The optimizer of `client`.

@@ -39,7 +39,6 @@ def direction(seed: int, number: int, names: Mapping[str, Tensor]) -> Params:
     """The direction of a seed: standard normal numbers that depend on (seed, number, name), on the CPU.
 
     Args:
-        seed: Seed of the experiment.
         number: Number of the seed of the pool.
         names: Tensors by global name, for their shapes and data types.
     """
@@ -55,7 +54,6 @@ def moved_by(start: Params, seed: int, steps: Mapping[int, float], rank: int | N
 
     Args:
         start: Values by global name.
-        seed: Seed of the experiment.
         steps: Lengths of the steps by number of the seed; they are made in this order.
         rank: Rank of a client's LoRA adapters, beyond which nothing moves; None: that of the tuning.
     """

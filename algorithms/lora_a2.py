@@ -105,7 +105,6 @@ class AlternatingSelection(Local):
         """One optimization step that moves what the masks have, and no factor that rests.
 
         Args:
-            client: The client.
             sent: Message from the server.
             batch: Inputs and targets.
             optimizer: The optimizer of `client`.

@@ -79,7 +79,6 @@ def column_of_few(names: Sequence[str], places: NDArray[Any]) -> pa.Array:
     """A column of texts, each of which is one of few.
 
     Args:
-        names: The texts.
         places: Place in `names` of the text in each row.
     """
     import pyarrow as pa

@@ -330,7 +330,6 @@ def count_for(
     """Let dropout draw for these clients from now on, as `torch.set_rng_state` does for a stream.
 
     Args:
-        clients: The clients.
         seeds: On a device, in place of theirs, int64, shape (K,); None: their own.
         counts: On a device, added to those of each layer, int64, shape (layers, K); None: nothing.
     """
@@ -455,7 +454,6 @@ def set_products(device: torch.device, precision: Precision) -> None:
     """Choose, for this process, how a device multiplies matrices of float32; a CPU always does it exactly.
 
     Args:
-        device: Device of the model.
         precision: `tf32` allows products of 10 bits, any other value does not.
 
     Raises:
@@ -485,7 +483,6 @@ def set_deterministic(device: torch.device, wanted: Deterministic) -> None:
     order. cuDNN's attention is left out: some versions of torch put it first on some GPUs.
 
     Args:
-        device: Device of the model.
         wanted: True: an operation without such a kernel raises. `auto`: True on a GPU, False on the CPU.
     """
     on = device != HOST if wanted == "auto" else wanted
@@ -607,7 +604,6 @@ def limit_memory(device: torch.device, share: float) -> None:
     (`expandable_segments`), unless the user has set how torch allocates.
 
     Args:
-        device: A device.
         share: Share of it that this process was given; 1: there is no limit.
 
     Raises:

@@ -292,7 +292,6 @@ def estimate(setup: Setup, measured: Measurement, lanes: float, reference: float
     """Estimated seconds of a run.
 
     Args:
-        setup: The prepared experiment.
         measured: Time of one client.
         lanes: Number of clients that run at the same time.
         reference: Cost of the measured client (`costs` of `rayfed.engine.measure_client`); None: it is one of

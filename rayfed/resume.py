@@ -35,7 +35,6 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
     """The config with which a run is continued.
 
     Args:
-        path: Folder of the run.
         overrides: `key=value`; `rounds=+N` adds N rounds.
 
     Raises:

@@ -243,7 +243,6 @@ def check_own(option: str, file: Path, mark: str) -> None:
 
     Args:
         option: Option of the command line that names the file, for errors.
-        file: The file.
         mark: Text that the command writes within the first `BEGINNING` bytes of its files.
 
     Raises:

@@ -37,7 +37,6 @@ def view(path: Path, following: bool = False, as_json: bool = False) -> None:
     """Show the rounds of a run and the table of the last evaluated one.
 
     Args:
-        path: Folder of the run.
         following: Wait for more rounds until the run is finished or no process writes it.
         as_json: Write one JSON object a round to standard output, and all else to standard error.
 

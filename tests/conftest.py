@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,18 @@ from rayfed.testing import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
+
+
+def _end_quietly() -> None:
+    """Discard what compiled libraries print when Python has ended, such as the objects that Triton leaks.
+
+    Without this, thirty lines of theirs stand below the result of a test run.
+    """
+    if "triton" in sys.modules:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+atexit.register(_end_quietly)  # registered first, so it runs last: errors of other handlers are still seen
 gc.disable()  # until all tests are collected: what is imported stays, and collections only count it again
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray starts its workers with nice 15, so that beside other tests actors would get hardly any time.

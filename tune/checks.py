@@ -152,7 +152,6 @@ def open_sweep(path: Path, trials: Any = None) -> tuple[Search, Path]:
     """The sweep in a folder, and the working folder that it was started in.
 
     Args:
-        path: The folder.
         trials: Number of trials that it shall have; None: as many as before.
 
     Raises:

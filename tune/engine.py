@@ -85,7 +85,6 @@ def resume(path: str | Path, quiet: bool = True, trials: int | None = None) -> S
     """Continue a sweep that was interrupted or killed, or add trials to it.
 
     Args:
-        path: Its folder.
         quiet: Print nothing.
         trials: Number of trials that it shall have; None: as many as before. Of a finished one only the
             results are then written again.

@@ -225,7 +225,6 @@ def _read(path: Path, name: str, changed: int) -> tuple[Content, list[Any], bool
     """The values of a file, its list `defaults`, and whether its keys are those of the whole config.
 
     Args:
-        path: The file.
         name: Its name below `configs/`, for errors.
         changed: When it was written, so that a new text is read.
     """
@@ -399,7 +398,6 @@ def _cell(table: papers.PaperTable, chosen: Mapping[str, str], values: Mapping[s
     whatever the YAML file of the algorithm sets, except where the row of the table has its own.
 
     Args:
-        table: The table.
         chosen: Choices of the command line and of the data set, by group; they win over those of the table.
         values: Values of the command line, by key; `row` and `setting` are read here.
     """

@@ -201,7 +201,6 @@ def with_method(config: Request, name: str, **changes: Any) -> Config:
     It has its default hyperparameters, except for those that `compare_options` says of it.
 
     Args:
-        config: The experiment.
         name: The other method.
         changes: Other values, by key of the config.
 
@@ -244,7 +243,6 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Request:
     """The config of a run or of a command with several runs, read from its folder.
 
     Args:
-        folder: Folder of the run.
         overrides: As of `load_config`.
 
     Raises:

@@ -41,7 +41,6 @@ def load(
     configs of the same data share one file. The partition selects the domains that are used.
 
     Args:
-        config: The config section `data`.
         size: Input height and width of the model in pixels, or characters in a window.
         task: The task of the model; None accepts data of any task.
         resize: How images become squares under `data.resize=auto`.
@@ -90,8 +89,6 @@ def with_tokens(source: Source, config: DataConfig, tokenizer: str | None) -> So
     """The reader of a config, whose texts are tokens; another reader as it is.
 
     Args:
-        source: The reader.
-        config: The config section `data`.
         tokenizer: As of `load`.
 
     Raises:

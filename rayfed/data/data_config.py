@@ -315,7 +315,6 @@ def client_domains(config: DataConfig, domains: Sequence[str]) -> tuple[list[str
     """The domains that have clients, in the order of the clients, and the held-out domains.
 
     Args:
-        config: The config section `data`.
         domains: All domains of the data set.
 
     Raises:

@@ -325,7 +325,6 @@ class ClientData:
         """Number of tokens of texts of a split, and of those that are learned.
 
         Args:
-            split: Name of the split.
             order: Positions of the texts, int64, on the CPU.
         """
         examples: Any = self.examples
@@ -337,7 +336,6 @@ class ClientData:
         """The examples at some positions of a split, in the order of the positions.
 
         Args:
-            split: Name of the split.
             positions: Positions in the split, int64, shape (B,), on the CPU.
 
         Returns:
@@ -349,7 +347,6 @@ class ClientData:
         """Batches of a split, as `batch`; the next one may be copied to the device while one is used.
 
         Args:
-            split: Name of the split.
             order: Positions in the split, int64, in the order of the batches; None: all in ascending order.
                 On the CPU; resident examples also take it on their device.
             size: Examples in a batch; the last one may have fewer.

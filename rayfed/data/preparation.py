@@ -170,7 +170,6 @@ def prepare(
     result. A process that is killed leaves a temporary file only, which the next one deletes.
 
     Args:
-        source: The reader.
         size: Height and width of the images in pixels, or characters in a window.
         cache: Folder of the prepared data sets.
         on_bad_image: `stop` raises on the first image that cannot be decoded, `skip` leaves such images out.

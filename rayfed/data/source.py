@@ -109,7 +109,6 @@ def make_source(config: DataConfig, resize: Resize = "squash", reader: Reader | 
     """Make a reader, with the values of the config that it has fields for.
 
     Args:
-        config: The config section `data`.
         resize: How images become squares under `data.resize=auto`.
         reader: What the reader is made of; None: what the config names.
 
@@ -198,7 +197,6 @@ def source_of(
     """A reader (`make_source`), of the chosen classes only.
 
     Args:
-        config: The config section `data`.
         resize: How images become squares under `data.resize=auto`.
         reader: As of `make_source`.
         goal: The task that the config names, for examples of a user; None: it follows from their targets.

@@ -340,7 +340,6 @@ class Tokenized:
         """Number of the tokens of a text that end at a place in it or before.
 
         Args:
-            whole: The text.
             place: The place, as a number of characters.
             ids: The tokens of the text.
         """

@@ -717,7 +717,6 @@ def _check_values(piece: Piece, task: str | None = None) -> None:
     """Raise DataError where inputs or targets hold NaN or infinity, or a class is negative.
 
     Args:
-        piece: The examples.
         task: As of `own_data`.
     """
     if not math.prod(piece.inputs.shape[1:]):

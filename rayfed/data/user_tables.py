@@ -289,8 +289,6 @@ def _check_complete(frame: Any, name: str, what: str = "value", place: str = "da
     """Check that a column has a value in every row.
 
     Args:
-        frame: The table.
-        name: The column.
         what: What a row without a value lacks, for the message.
         place: What names the table in messages.
 
@@ -325,7 +323,6 @@ def _inputs(frame: Any, wanted: Any, free: Sequence[Any], place: str = "data") -
     """The columns that are inputs, and what they hold.
 
     Args:
-        frame: The table.
         wanted: Those that the user names; None: none.
         free: All that may be inputs.
         place: What names the table in messages.

@@ -121,7 +121,6 @@ class ModelFacts:
         """The facts about a model that an experiment needs.
 
         Args:
-            model: The tuned model.
             buffers: Statistics of BatchNorm are sent.
             keeps_features: Features of the frozen parts may be kept.
             half: Frozen tensors are stored in bfloat16.

@@ -90,7 +90,6 @@ def gradients(local: Local, client: Client, sent: Broadcast) -> Update:
 
     Args:
         local: The client half, whose loss is derived.
-        client: The client.
         sent: The message to it.
     """
     batch = next(client.batches())

@@ -119,7 +119,6 @@ def adaptation_of(
     Args:
         steps: `evaluation.local_steps`.
         scored: Number of clients whose test sets are scored (`evaluation.clients`).
-        seed: Seed of the experiment.
         server: Server half of the method.
         partition: Examples of each client.
 
@@ -150,7 +149,6 @@ def score_adapted(
         local: Client half of the method, which trains.
         cohort: Clients of the round.
         state: State of the server after the round.
-        goal: The task.
     """
     ids = tuple(one.id for one in wanted.sets)
     task = partial(adapt, local=local, steps=wanted.steps)
@@ -222,7 +220,6 @@ def run_rounds(
     """Run the rounds of an experiment, and yield each when it is finished.
 
     Args:
-        experiment: The experiment.
         executor: Runs the calls of clients; it must hold the client stores that belong to `state`.
         start: Initial values of all tensors that are sent and trained.
         state: State of the server after an earlier round, to continue from; None: begin with the first round.
@@ -302,7 +299,6 @@ def ask_deployed(experiment: RoundPlan, cohort: Cohort, state: ServerState) -> l
     is not counted as the method's; how many have no score is recorded as `report_personal_missing`.
 
     Args:
-        experiment: The experiment.
         cohort: Clients of the round, with what they answered.
         state: State of the server after the round.
     """
@@ -364,7 +360,6 @@ def close_round(
     the server gets the parameters with it as the mean; else the round would tell that none was drawn.
 
     Args:
-        experiment: The experiment.
         state: State of the server before the round.
         cohort: Clients of the round.
         after: What `Server.round` returned; None: no client is available, or none answered.
@@ -396,7 +391,6 @@ def draw_cohort(experiment: RoundPlan, executor: Executor, state: ServerState) -
     What a rule asks of clients is in the ledger of the cohort.
 
     Args:
-        experiment: The experiment.
         executor: Runs the calls of clients.
         state: State of the server at the beginning of the round, with its index.
 
@@ -420,7 +414,6 @@ def _losses(experiment: RoundPlan, empty: Cohort, state: ServerState, ids: Seque
     """The loss of the global model on the training examples of clients, for a rule that draws by it.
 
     Args:
-        experiment: The experiment.
         empty: A cohort of the round without clients, whose ledger counts the traffic.
         state: State of the server at the beginning of the round.
         ids: Ids of the clients.
@@ -441,7 +434,6 @@ def cohort_of(
     """A cohort of these clients in a round.
 
     Args:
-        experiment: The experiment.
         executor: Runs the calls of clients.
         round: Round index, from 0.
         ids: The clients, in client order.
@@ -464,7 +456,6 @@ def score_without(
     The test sets are those of every round. Nothing of it is counted or kept.
 
     Args:
-        experiment: The experiment.
         executor: Runs the calls; it holds the stores of the clients after the last round.
         state: State of the server after the last round.
 
@@ -495,9 +486,7 @@ def score_global(
     """Score the global model on all test sets; this traffic is not counted as the method's.
 
     Args:
-        experiment: The experiment.
         cohort: Clients of the round.
-        state: State of the server.
         instead: Values to use in place of those of the server and the clients, by global name.
     """
     ids = tuple(s.id for s in experiment.sets)
@@ -578,9 +567,7 @@ def validation(
     same weight, but for metrics over sets, which are over all these examples.
 
     Args:
-        experiment: The experiment.
         cohort: Clients of the round.
-        state: State of the server.
         answers: Of `ask_deployed`.
     """
     split, sets = experiment.validation_split, experiment.validate

@@ -197,7 +197,6 @@ def largest_client(
     """Run the largest client for two rounds in this process.
 
     Args:
-        experiment: The experiment.
         context: What a process needs to run its clients.
         device: Where the client runs.
         weights: All tensors of the initial model; None: they are made here.
@@ -392,8 +391,6 @@ def check_resources(cluster: ClusterConfig, setup: Setup, path: Path, checkpoint
 
     Args:
         cluster: The section `cluster` of the config.
-        setup: The checked experiment.
-        path: Folder of the run.
         checkpoints: Largest number of checkpoints in the folder at the same time, including the one that is
             being written.
 
@@ -508,7 +505,6 @@ class GpuPlans:
         """Number and resources of the client actors of an experiment on the nodes of Ray.
 
         Args:
-            setup: The checked experiment.
             cluster: The section `cluster` of the config.
             weights: Gives the object reference of the initial tensors.
             health: Watch on the processes of Ray.
@@ -587,7 +583,6 @@ def too_small(setup: Setup, cluster: ClusterConfig) -> str:
     Empty: they use the GPUs.
 
     Args:
-        setup: The checked experiment.
         cluster: The section `cluster` of the config; `num_gpus` asks for GPUs, and `device` for one in a
             run in one process.
     """
@@ -629,7 +624,6 @@ def inline_device(setup: Setup, cluster: ClusterConfig) -> tuple[torch.device, s
     """Device of a run in one process, and why a GPU is not used although there is one; empty: no reason.
 
     Args:
-        setup: The checked experiment.
         cluster: The section `cluster` of the config.
 
     Raises:
@@ -652,7 +646,6 @@ def measured_on_gpu(
     """Run the largest client on a GPU of the cluster, which is reserved meanwhile.
 
     Args:
-        setup: The checked experiment.
         weights: Object reference of the initial tensors.
         cluster: The section `cluster` of the config.
         health: Watch on the processes of Ray.

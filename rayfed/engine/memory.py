@@ -185,7 +185,6 @@ def check_memory(design: Design, model: nn.Module, size: int, partition: Partiti
     """Refuse an experiment that cannot fit into the memory of this machine.
 
     Args:
-        design: The experiment.
         model: The tuned model without values.
         size: Side of its input in pixels; 0 for tasks without images.
         partition: Examples of each client, for the size of the largest batch.
@@ -224,10 +223,8 @@ def check_micro_batch(design: Design, local: Local, whole_batch: str, goal: Obje
     """Refuse gradients in parts of a batch where the loss needs the whole batch.
 
     Args:
-        design: The experiment.
         local: The client half of its method.
         whole_batch: What in the model computes with all rows of a batch; empty: nothing does.
-        goal: The task.
 
     Raises:
         ConfigError: Names the task, the client half or the part of the model.

@@ -175,7 +175,6 @@ def record_rounds(
     clients are lost with a node, the rounds since the last checkpoint are repeated.
 
     Args:
-        experiment: The experiment.
         executor: Runs the calls of clients.
         start: Initial values of all tensors that are sent and trained.
         keeping: Folder and settings for recording.

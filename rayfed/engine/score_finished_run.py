@@ -91,8 +91,6 @@ def personal_params(folder: Path, client: str, setup: Setup) -> Params:
     `personalize`, which loads a model that the client keeps for itself, or adapts the one of the server.
 
     Args:
-        folder: Folder of the run.
-        client: Id of the client.
         setup: The experiment of the run, prepared again.
 
     Raises:
@@ -118,7 +116,6 @@ def deployed_model(local: Local, client: Client, sent: Broadcast) -> Update:
 
     Args:
         local: The client half of the method.
-        client: The client.
         sent: The message to it.
     """
     local.prepare(client, sent)

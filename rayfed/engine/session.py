@@ -199,7 +199,6 @@ class Session:
 
         Args:
             cluster: The section `cluster` of the config.
-            setup: The checked experiment.
 
         Raises:
             ConfigError: No cluster answers at the address.
@@ -219,7 +218,6 @@ class Session:
         """Run and record an experiment on Ray.
 
         Args:
-            setup: The experiment.
             keeping: Folder and settings for recording.
             notify: Called with a sentence about each thing that is started.
 
@@ -506,8 +504,6 @@ def launch(
     """While the block runs, run and record an experiment with its executor.
 
     Args:
-        setup: The experiment.
-        path: Folder of the run.
         notify: Called with a sentence about each thing that is started.
         resume: Continue after the last checkpoint in the folder, if there is one.
         claim: Token of the command that owns the folder, as it is in the folder's marker.

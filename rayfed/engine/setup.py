@@ -118,7 +118,6 @@ def clients_of(design: Design, shared: Memo) -> Partition:
     With `data.base_classes`, the clients are those of the experiment with these classes.
 
     Args:
-        design: The experiment.
         shared: What was made before.
 
     Raises:
@@ -161,8 +160,6 @@ def make_channel(design: Design, parts: Parts, clients: int, expected: int) -> t
     """The channel, and what counts the privacy loss where it adds noise.
 
     Args:
-        design: The experiment.
-        parts: Its method.
         clients: Number of clients of the experiment.
         expected: Expected number of clients in a round.
 
@@ -225,7 +222,6 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     """Load the data, split it, build the model once, and check that everything fits together.
 
     Args:
-        design: The experiment.
         shared: What was made for other experiments of the same command; then frozen features are kept on
             disk, where these find them. None: this experiment is alone.
 
@@ -314,7 +310,7 @@ def _notes(context: ClientContext) -> tuple[str, ...]:
 def _with_validation(
     design: Design, context: ClientContext, experiment: RoundPlan, partition: Partition
 ) -> tuple[ClientContext, Mapping[str, Splits]]:
-    """The context of the clients with what models are validated on, and row numbers of what can be called, by id and split."""
+    """The context with the split for validation, and row numbers of what can be called, by id and split."""
     splits: Mapping[str, Splits] = all_splits(partition)
     if experiment.validation_split == DOMAIN_VALIDATION:
         per_client = scores_alone(design, experiment.local) or bool(experiment.validate_personal)
@@ -342,7 +338,6 @@ def parts_to_put_back(
 
     Args:
         design: The experiment; `evaluation.without_parts` says whether.
-        experiment: The experiment.
         parts: Start values of the model by kind, those of tensors that stay at the clients included.
         start: Start values of the tensors that are sent, which count.
         splits: Row numbers by client or test set, and split.
@@ -486,7 +481,6 @@ def first_batches(
 
     Args:
         context: Has the examples and the network.
-        partition: The clients.
         model: The model, if it was built already; None: the network is not fitted to the inputs yet.
     """
     dataset = open_dataset(context.shard)
@@ -502,8 +496,6 @@ def whole_batch(context: ClientContext, partition: Partition, model: Backbone) -
 
     Args:
         context: Has the examples and the network.
-        partition: The clients.
-        model: The model.
     """
     dataset = open_dataset(context.shard)
     parts = [part.train for part in islice(partition.listed, FEW)] or [np.arange(2)]
@@ -535,7 +527,6 @@ def _check_pass(
     """Check with one forward and backward pass that network, data, task and tuning fit together.
 
     Args:
-        design: The experiment.
         context: Has the task.
         model: A copy of the tuned model, which is changed.
         batches: As of `first_batches`.

@@ -35,7 +35,6 @@ def check_tokens(model: Backbone, dataset: Dataset) -> Backbone:
 
     Args:
         model: The model; it needs no values.
-        dataset: The prepared texts.
 
     Raises:
         ConfigError: It lacks some; names the token and the first text with it.
@@ -76,7 +75,6 @@ def check_logits(model: Backbone, dataset: Dataset, rows: NDArray[np.int64]) -> 
 
     Args:
         model: The model with its values.
-        dataset: The prepared texts.
         rows: Numbers of the texts of a client.
 
     Raises:

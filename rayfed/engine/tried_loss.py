@@ -40,7 +40,6 @@ def tried_outputs(context: ClientContext, partition: Partition, model: Backbone)
 
     Args:
         context: Has the examples.
-        partition: The clients.
         model: A copy of the network, which its passes may change.
 
     Returns:
@@ -64,8 +63,6 @@ def some_batch(
 
     Args:
         context: Has the examples.
-        partition: The clients.
-        model: The network.
         number: Number of examples; there may be fewer.
     """
     dataset = open_dataset(context.shard)
@@ -168,7 +165,6 @@ def check_outputs(goal: Objective, output: Tensor, examples: int) -> None:
     """Check that outputs for all test examples can be kept, where a score needs them together.
 
     Args:
-        goal: The task.
         output: Outputs for some examples.
         examples: Number of test examples.
 

@@ -134,7 +134,6 @@ def over_sets(answers: Sequence[Update], goal: Objective) -> dict[str, float]:
 
     Args:
         answers: Answers with the outputs for the examples of each set, and their targets.
-        goal: The task.
     """
     kept = [answer.scored for answer in answers if OUTPUT in answer.scored]
     if not goal.over_set or not kept:
@@ -160,7 +159,6 @@ def score_of(metrics: Mapping[str, float], goal: Objective, num: int) -> Score:
 
     Args:
         metrics: As of `rayfed.federation.client_tasks.score`, with a loss.
-        goal: The task.
         num: Number of examples.
     """
     main = goal.metric

@@ -115,7 +115,6 @@ def evaluation_sets(
         per_client: Score every client separately, even where the clients of a domain have a common test set.
             This is needed where clients keep their own BatchNorm statistics, which the global model uses.
         wanted: Number of clients whose sets are scored.
-        seed: Seed of the experiment.
     """
     table = partition.table
     sets: list[EvaluationSet] = []
@@ -141,7 +140,6 @@ def unseen_sets(partition: Partition, wanted: Literal["all"] | int, seed: int) -
     Args:
         partition: The examples of all clients.
         wanted: Number of clients whose sets are scored.
-        seed: Seed of the experiment.
     """
     table = partition.table
     return tuple(
@@ -194,7 +192,6 @@ def validation_sets(
         wanted: `evaluation.validation`: each client's own examples, or those of all clients of its domain.
         per_client: Score every client separately, because its model has its own tensors.
         clients: Number of clients of a virtual population that are then scored.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: The clients of a virtual population have their own models, and no domain's examples.
@@ -236,7 +233,6 @@ def personal_sets(partition: Partition, wanted: Literal["all"] | int, seed: int)
     Args:
         partition: The examples of all clients.
         wanted: Number of clients.
-        seed: Seed of the experiment.
     """
     if partition.pooled:
         return own_sets(partition.training)

@@ -59,7 +59,6 @@ class Outbox:
         """The message for a call.
 
         Args:
-            call: The call.
             store: Reference of the client's store; None: it keeps nothing.
             place: Makes a reference an argument of the remote call; returns its place among these.
         """
@@ -511,7 +510,6 @@ class Stores:
         """Remember the new store of a client.
 
         Args:
-            client: Id of the client.
             reference: Its object reference; None: the client keeps nothing.
             size: Bytes of its tensors, where a call returned it.
         """
@@ -666,7 +664,7 @@ class RayExecutor(LaneExecutor):
             their node has returned.
     """
 
-    def __init__(  # noqa: PLR0913  (a pool has many parts)
+    def __init__(
         self,
         context: Any,
         weights: Any,

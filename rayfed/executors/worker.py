@@ -92,10 +92,8 @@ def converter(
     what they are normalized with.
 
     Args:
-        dataset: The examples.
         pixels: Whether the task of a data set of RayFed has images.
         model: The network, with its mean and standard deviation by channel.
-        device: Its device.
     """
     if not dataset.own or isinstance(dataset.images, Inputs):
         return Normalizer(model.mean, model.std, device) if pixels else symbols
@@ -162,7 +160,6 @@ def receive(
 
     Args:
         messages: The message and the private store of each client, on the CPU.
-        device: Device of the model.
     """
     parts = [(sent.params, sent.shared, dict(store)) for sent, store in messages]
     parts = as_made_here(parts) if device == HOST else move(parts, device)
@@ -176,9 +173,7 @@ def send_back(
     """Updates and stores of clients on the CPU; all tensors of a type travel together.
 
     Args:
-        clients: The clients.
         answers: What leaves each of them, on the device of the model.
-        device: Device of the model.
     """
     parts = [(params, extra, one.store) for one, (_, params, extra) in zip(clients, answers, strict=True)]
     if device != HOST:
@@ -310,7 +305,6 @@ def failed_call(
     """The error of a call, by what was raised in it.
 
     Args:
-        call: The call.
         err: What was raised.
         smaller: The changes of the training that would need less memory on a device.
         splits: Row numbers by client and split.
@@ -685,7 +679,6 @@ class Worker:
         """The client of a call.
 
         Args:
-            call: The call.
             model: The model, or what stands for it in the code of this client.
             store: Its private store, on the device.
             rng: The stream of the call.

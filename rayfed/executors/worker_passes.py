@@ -119,12 +119,7 @@ class WorkerPasses(Passes):
         return f"the package {FAST} is not there"
 
     def why_method_padded(self, local: Local, objective: Objective) -> str:
-        """Why a method needs what a network computes for pads; empty: it does not.
-
-        Args:
-            local: Its client half.
-            objective: The task.
-        """
+        """Why a method needs what a network computes for pads; empty: it does not."""
         return ""
 
     def pack_texts(
@@ -135,7 +130,6 @@ class WorkerPasses(Passes):
         Args:
             train: Config of local optimization.
             local: Client half of the method.
-            objective: The task.
             reason: What `why_padded` says of the tuned model.
 
         Raises:

@@ -104,7 +104,6 @@ class Experiment:
             task: A name, or a `rayfed.Task`; None: what the data are for.
             columns: Columns of a table: `client`, `input`, `target`, `split`, `domain`.
             tuning: A name, or a scheme such as `rayfed.LoRA(rank=8)`.
-            rounds: Number of rounds.
             seed: Seed of everything random.
             train: Keys of the section `train`.
             server: Hyperparameters of the server half.
@@ -298,7 +297,6 @@ class Experiment:
         """Continue a run of this experiment after its last checkpoint, to the same bytes.
 
         Args:
-            path: Folder of the run.
             quiet: As of `run`.
 
         Raises:
@@ -333,7 +331,6 @@ def one_run(config: Request, given: Mapping[str, Any]) -> Config:
     """The config of an experiment that is one run, without the reference that a model brings.
 
     Args:
-        config: The config.
         given: The values that its user gave, by key.
 
     Raises:
@@ -377,7 +374,6 @@ def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:
 
     Args:
         config: Overrides as on the command line, or a checked config.
-        quiet: Show nothing.
 
     Raises:
         ConfigError: Something in the input is wrong; found before any actor starts.

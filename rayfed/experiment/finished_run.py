@@ -54,7 +54,6 @@ class Run:
         """Describe a run that has ended.
 
         Args:
-            folder: Its folder.
             sha256: Digest of the final tensors.
             config: Its config; None: the one in the folder.
             kept: The temporary folder that holds `folder` and is removed with this object; None: it stays.

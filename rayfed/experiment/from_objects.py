@@ -108,7 +108,6 @@ def _pair(value: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a method of two halves: those of both, if they can be imported, else those of the pair.
 
     Args:
-        value: The method.
         fields: Hyperparameters of its halves, by `server` and `local`.
     """
     whole = _name_of(value)

@@ -45,8 +45,6 @@ def make_plan(config: Config, path: Path, shared: Memo | None = None) -> Plan:
     """Prepare an experiment; nothing is written to `path`.
 
     Args:
-        config: The experiment.
-        path: Its folder.
         shared: What was made for other experiments of the command.
 
     Raises:

@@ -127,9 +127,6 @@ def advise_on_interrupt(path: Path, show: Show) -> Iterator[None]:
 def check(config: Config) -> None:
     """Check an experiment as before its run: config, data, model and folder; nothing is started or written.
 
-    Args:
-        config: Its checked config.
-
     Raises:
         ConfigError: Something in the input is wrong, or the folder holds an earlier run or files of others.
     """
@@ -140,7 +137,6 @@ def _prepare(config: Config, joins: bool = False, shared: Memo | None = None) ->
     """Folder of a new run, token of the run that is in it, and the experiment with all that it runs.
 
     Args:
-        config: Its checked config.
         joins: Also check that the cluster answers, before data and model are loaded.
         shared: What was made for other experiments of this process.
     """

@@ -197,7 +197,6 @@ def check_continuable(config: Config, setup: Setup, path: Path) -> None:
     Args:
         config: The config with which the run is continued, or reported again.
         setup: The experiment, prepared from it.
-        path: Folder of the run.
 
     Raises:
         ConfigError: Something changed that affects the result, or the checkpoints are missing.
@@ -262,7 +261,6 @@ def run_alone(
     """Run or continue one experiment; a finished one is not repeated.
 
     Args:
-        config: The experiment.
         setup: The same, prepared.
         claim: The right to write into its folder.
         show: What is shown.
@@ -344,7 +342,6 @@ def report(path: Path, tell: Tell, figures: bool) -> None:
     """Write report.md with tables and figures, and show the table.
 
     Args:
-        path: Folder of the run.
         tell: Called with the table as text.
         figures: Draw the figures.
     """
@@ -365,7 +362,6 @@ def last_words(path: Path, tell: Tell, write: bool) -> None:
     With `write` (report=true) the page is written.
 
     Args:
-        path: Folder of the run.
         tell: Called with a sentence.
         write: Write the page.
 

@@ -109,7 +109,6 @@ def drop(layer: nn.Module, x: Tensor, apart: bool) -> tuple[Tensor, Draw | None]
 
     Args:
         layer: A dropout layer, or the identity.
-        x: Its input.
         apart: The caller cannot drop itself.
     """
     if apart or not isinstance(layer, CountedDropout):
@@ -127,7 +126,6 @@ def use_counted_dropout(model: Backbone, checkpointing: bool) -> None:
     the library sets back.
 
     Args:
-        model: The tuned model.
         checkpointing: Whether activations are computed again in the backward pass.
     """
     kept = set()

@@ -181,7 +181,6 @@ def _group_failure(
 
     Args:
         worker: Ran them.
-        calls: The calls.
         err: What was raised.
         is_second: The group was run for the second time.
         together: As of `log_failure`.

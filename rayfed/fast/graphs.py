@@ -247,7 +247,6 @@ class Graphs:
 
         Args:
             net: The network, or a way to run it.
-            x: Its input.
             mixed: As of `compute_part`.
 
         Raises:
@@ -419,11 +418,7 @@ def why_no_graphs(model: Backbone) -> str:
 
 
 def graphs_of(model: Backbone) -> Graphs | None:
-    """Graphs of a model on its device; None: the device has none.
-
-    Args:
-        model: The tuned model.
-    """
+    """Graphs of a model on its device; None: the device has none."""
     device = next(model.parameters()).device
     recorder = RECORDERS.get(device.type)
     return None if recorder is None else Graphs(model, recorder(device))

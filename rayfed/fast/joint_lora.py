@@ -26,11 +26,7 @@ from rayfed.models.lora_layer import (
 
 
 def use_joint_adapters(model: nn.Module) -> None:
-    """Let the adapted linear layers of a model be computed by `JointAdaptedLinear`.
-
-    Args:
-        model: The tuned model.
-    """
+    """Let the adapted linear layers of a model be computed by `JointAdaptedLinear`."""
     for module in model.modules():
         if type(module) is AdaptedLinear:
             module.__class__ = JointAdaptedLinear
@@ -302,11 +298,7 @@ CAST = "_cast"
 
 
 def use_joint_casts(model: Backbone) -> None:
-    """Let a network on a device cast the factors of all its layers at once in mixed precision.
-
-    Args:
-        model: The tuned model.
-    """
+    """Let a network on a device cast the factors of all its layers at once in mixed precision."""
     layers = [layer for layer in model.net.modules() if isinstance(layer, JointAdaptedLinear)]
     layers = [layer for layer in layers if isinstance(layer.lora_B[ADAPTER], nn.Linear)]
     if layers:

@@ -394,7 +394,6 @@ class MemberPasses(Passes):
         """Take a step after each batch in one loop with the other clients; False: nothing was done.
 
         Args:
-            client: The client.
             optimizer: The optimizer, which has taken no step yet.
             orders: Positions in the training split of the examples of each batch, on the CPU.
         """

@@ -335,12 +335,7 @@ def use_packed_texts(model: Backbone) -> None:
 
 
 def why_method_padded(local: Local, objective: Objective) -> str:
-    """Why a method may read what a network computes for pads, which is 0 without them; empty: it does not.
-
-    Args:
-        local: Its client half.
-        objective: The task.
-    """
+    """Why a method may read what a network computes for pads, which is 0 without them; empty: it does not."""
     if objective.reads != LANGUAGE_MODELING:
         return ""
     if isinstance(objective, OwnObjective):

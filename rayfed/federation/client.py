@@ -88,7 +88,6 @@ def states_of(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter
     """Copies of an optimizer's state, by global name; parameters without state are left out.
 
     Args:
-        optimizer: The optimizer.
         names: Its parameters by global name.
     """
     return {
@@ -191,7 +190,6 @@ class Client:
         """Batches of a split.
 
         Args:
-            split: Name of the split.
             shuffle: True: `num_steps(split)` random training batches. False: one pass in order, in batches of
                 `eval_batch_size`.
         """
@@ -227,7 +225,6 @@ class Client:
         """Inputs and targets at these positions of a split, with `transform` applied to the inputs.
 
         Args:
-            split: Name of the split.
             positions: int64, shape (B,), on the CPU.
         """
         return next(self._pass(split, positions, len(positions)))
@@ -236,7 +233,6 @@ class Client:
         """Batches of a split.
 
         Args:
-            split: Name of the split.
             order: Positions of the examples; None: all, in order.
             size: Examples in a batch.
             augmented: Whether `augment` changes the inputs first, with a seed drawn from `rng`. The features

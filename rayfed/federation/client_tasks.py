@@ -46,8 +46,6 @@ def score(client: Client, split: str, kept: dict[str, Tensor] | None = None) -> 
     """Mean loss and metrics (fractions) of `client.model` on one split, in evaluation mode.
 
     Args:
-        client: The client.
-        split: Name of the split.
         kept: Where the tensors for `Update.scored` are put: counts by class (`Objective.by_class`), or
             outputs and targets for metrics over sets.
 
@@ -96,7 +94,6 @@ def over_set(objective: Objective, output: Tensor, y: Tensor) -> dict[str, float
     """Metrics over all examples of a set, by name, but for those that its targets do not define.
 
     Args:
-        objective: The task.
         output: Outputs for all examples, on the CPU.
         y: Their targets, on the CPU.
     """
@@ -127,7 +124,6 @@ def evaluate(client: Client, sent: Broadcast, split: str = "val", local: Local |
         client: The client; its model holds `sent.params`.
         sent: Message from the server. `shared[INSTEAD]`, if present, has values to use in place of those that
             the client has of tensors which stay at it, by global name; the client keeps its own.
-        split: Name of the split.
         local: Client half of the method, whose `prepare` is called first; None: inputs are used as they are.
     """
     if local is not None:
@@ -149,7 +145,6 @@ def evaluate_pack(client: Client, sent: Broadcast, split: str) -> Update:
         client: Not one client: its split holds the examples of the sets, one after the other.
         sent: Message from the server; `shared[SETS]` is the number of examples of each of the S sets, int64,
             shape (S,).
-        split: Name of the split.
 
     Returns:
         An answer with `extra[SETS]`: the metrics of the sets, as of `score`, by name, NaN where a set does
@@ -188,7 +183,6 @@ def _set_by_set(
     """Values of the sets of a pack that no single example has, and tensors that are kept of them.
 
     Args:
-        objective: The task.
         together: Outputs and targets of the batches of the pack.
         sizes: Number of examples of each set.
 

@@ -175,7 +175,6 @@ class Cohort(Federation):
         """The clients of a round of an experiment.
 
         Args:
-            whole: The experiment.
             of_round: The fields of this class, and those of the experiment that differ in this round.
         """
         shared = {one.name: getattr(whole, one.name) for one in fields(Federation)}
@@ -219,10 +218,6 @@ class Cohort(Federation):
 
         They are known before the client trains, for servers that do not wait for all clients; 0 without the
         virtual clock.
-
-        Args:
-            client: Id of the client.
-            sent: The message.
         """
         if self.faults is None:
             return 0.0
@@ -325,7 +320,6 @@ class Cohort(Federation):
         """Run the calls that no injected fault cancels, and record which clients are missing and why.
 
         Args:
-            calls: The calls.
             lasts: Virtual seconds that they take; None: until the last answer.
 
         Returns:

@@ -114,7 +114,6 @@ class Local:
         is changed in the store is put back.
 
         Args:
-            client: The client.
             sent: Message from the server.
             update: The answer of `train`.
         """

@@ -81,9 +81,6 @@ def check_compatible(
     """Check before a run that every part gets what it needs from the others.
 
     Args:
-        server: The driver half.
-        local: The client half.
-        tuning: The tuning scheme.
         chosen: The names of the algorithm, of its halves and of the tuning, by config key (`algorithm`,
             `server`, `local`, `tuning`), for the message; None: the message names classes.
 

@@ -274,7 +274,6 @@ def leave(
     Its norm is measured as it is, so that the round records it as not finite.
 
     Args:
-        channel: The channel.
         client: The client, whose store keeps what `top_k` does not send.
         sent: The message that the client received.
         params: Values that its task answered with.

@@ -79,7 +79,6 @@ class Passes:
         Args:
             batches: The batches of the client.
             step: `Local.step` with the client and the message to it, as a partial function.
-            optimizer: The optimizer.
         """
         for batch in batches:
             step(batch, optimizer)

@@ -128,7 +128,6 @@ def guarantee(config: PrivacyConfig, channel: Channel, clients: int, rate: float
 
     Args:
         config: The section `privacy`.
-        channel: The channel.
         clients: Number of clients of the experiment.
         rate: Probability with which a client takes part in a round.
 
@@ -174,7 +173,6 @@ def with_epsilon(config: PrivacyConfig, channel: Channel, clients: int, rate: fl
 
     Args:
         config: The section `privacy`.
-        channel: The channel.
         clients: Number of clients of the experiment.
         rate: Probability with which a client takes part in a round.
         rounds: Number of rounds of the run.
@@ -229,9 +227,6 @@ def check_private(
     """Refuse what breaks the guarantee of noise.
 
     Args:
-        server: The driver half.
-        local: The client half.
-        channel: The channel.
         sampling: Name of the rule that draws cohorts.
         everyone: Whether as many clients as there are take part in every round.
         train: Settings of local optimization.
@@ -315,7 +310,6 @@ def check_values(
     """Refuse models whose answers the noise does not protect entirely.
 
     Args:
-        channel: The channel.
         start: Tensors that are sent and trained, by global name.
         capacity: Number of blocks of each client, by id; None: drawn in each round.
         depth: Number of blocks of the model.

@@ -44,7 +44,6 @@ def assign(config: CapacityConfig, clients: ClientTable, depth: int, seed: int) 
 
     Args:
         config: The value of `capacity`.
-        clients: All clients.
         depth: Number of blocks of the backbone; 0 if it has no uniform blocks.
         seed: Seed of the experiment; decides which clients get which depth of a mapping.
 
@@ -73,7 +72,6 @@ def assign_ranks(config: CapacityConfig, clients: ClientTable, rank: int, seed: 
 
     Args:
         config: The value of `capacity`.
-        clients: All clients.
         rank: Rank of the tuning; 0 if it trains no LoRA adapters.
         seed: Seed of the experiment; decides which clients get which rank of a mapping.
 
@@ -126,9 +124,7 @@ def draw_capacities(clients: Sequence[str], depth: int, seed: int, round: int) -
     """Draw the number of blocks of each client in a round, uniformly from 1 to `depth` (FedRA, Table 4).
 
     Args:
-        clients: Ids of the clients.
         depth: Number of blocks of the backbone.
-        seed: Seed of the experiment.
         round: Round index, from 0.
     """
     return {cid: int(generator(seed, "capacity", round, cid).integers(1, depth + 1)) for cid in clients}
@@ -140,7 +136,6 @@ def deal_into_tiers(shares: Mapping[K, float], clients: int, seed: int, key: str
     Args:
         shares: Share of clients by tier; only the ratios between shares matter.
         clients: Number of clients.
-        seed: Seed of the experiment.
         key: Config key of the shares, for messages; it also names the random stream.
 
     Returns:

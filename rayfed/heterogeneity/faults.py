@@ -195,7 +195,6 @@ class Faults:
 
         Args:
             round: Round index, from 0.
-            client: Id of the client.
             seconds: Virtual seconds of the visit.
         """
         if self.drops_out(round, client):
@@ -238,10 +237,8 @@ def plan_faults(
 
     Args:
         config: The section `faults`.
-        clients: All clients.
         examples: Number of examples in one visit of a client with this number of training examples.
         domains: All domains of the data set, also those without clients.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: A tier or client does not exist or is missing, a number is not finite, the trace cannot

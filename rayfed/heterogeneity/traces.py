@@ -229,7 +229,6 @@ def read_devices(file: str, clients: ClientTable, seed: int) -> Devices:
     Args:
         file: Path; .csv and .parquet are tables with these columns and `client`, anything else is a pickle.
         clients: All clients. Where the file names none of them, each gets a device of the file at random.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: The file cannot be read, a number is not above 0, or a client is missing.
@@ -255,7 +254,6 @@ def read_sessions(file: str, clients: ClientTable, seed: int) -> Sessions:
         file: Path; .csv and .parquet are tables with one session in a row, anything else is a pickle of
             dictionaries with lists.
         clients: All clients. Where the file names none of them, each gets a device of the file at random.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: The file cannot be read, a session has no beginning or no end, ends before it begins or

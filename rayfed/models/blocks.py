@@ -222,7 +222,6 @@ class ExitHeads(nn.ModuleDict):
 
         Args:
             spans: First and last block of each exit, ascending.
-            width: Number of features.
             num_classes: Number of logits of each exit.
             has_head: Whether the network's own head is an additional, last exit.
             last_only: Whether to predict with the last exit only, not with the mean over all exits.
@@ -282,7 +281,6 @@ def _after_blocks(net: Any, x: Tensor, tokens: Any) -> Tensor:
     """Features (B, width) from tokens (B, N, D), by what follows the blocks of a network.
 
     Args:
-        net: The network.
         x: The batch from which the tokens were computed.
         tokens: The tokens.
     """

@@ -35,7 +35,6 @@ def build_backbone(
     Args:
         config: The model and its weights.
         classes: Names of the classes, from which CLIP models make class prompts, or only their number.
-        seed: Seed of the experiment.
         task: The task of the data, for models of transformers, which can classify texts or write them; None:
             what the model was pre-trained for.
         network: The network of a user that `config.name` names; None: it is looked up, if it is one.

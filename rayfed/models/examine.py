@@ -67,7 +67,6 @@ def examine(
         fresh: Makes a copy of the tuned model, with values, on the CPU.
         loss: Loss of a batch from the output of the model and its targets, a scalar.
         batches: Inputs and targets of two clients, or of one.
-        seed: Seed of the experiment.
         whole: A batch as large as those of the training; small networks are examined with it, too.
 
     Raises:
@@ -224,7 +223,6 @@ def _check_begins_once(model: Backbone, x: Tensor, put_back: list[str], seed: in
 
     Args:
         model: A copy of the tuned model, with values.
-        x: A batch.
         put_back: Names of what is put back.
         seed: Of the random numbers of its passes.
 

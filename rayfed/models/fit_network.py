@@ -40,9 +40,7 @@ def fit(network: Network, x: Tensor, seed: int) -> Network:
     """The network with its head found and its blocks checked, by passes of a few examples.
 
     Args:
-        network: The network.
         x: Inputs as the network gets them, shape (B, ...).
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: The network cannot take the inputs, or what the user says about it is wrong; the message
@@ -107,7 +105,6 @@ def _proved(network: Network, net: nn.Module, x: Tensor, seed: int) -> Network:
         network: The network as its user describes it.
         net: The network with its start values, which are changed.
         x: Inputs as the network gets them, shape (B, ...).
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: What the user says about it is wrong.
@@ -154,7 +151,6 @@ def _difference(network: Network, net: nn.Module, x: Tensor, seed: int) -> str:
         network: Says what is taken apart.
         net: The network with its start values.
         x: Inputs.
-        seed: Seed of the experiment.
     """
     whole = _another(network, net, seed)
     try:
@@ -197,7 +193,6 @@ def _trains_alike(network: Network, net: nn.Module, x: Tensor, seed: int) -> boo
         network: Says what is taken apart.
         net: The network with its start values.
         x: Inputs.
-        seed: Seed of the experiment.
     """
     one, other = _another(network, net, seed), _another(network, net, seed)
     names = dict(other.named_parameters())  # splitting keeps the parameters, and changes their names
@@ -320,7 +315,6 @@ def _candidate(network: Network, net: nn.Module, x: Tensor, seed: int) -> str | 
         network: The network as its user describes it.
         net: The network with its start values.
         x: Inputs.
-        seed: Seed of the experiment.
     """
     leaves = [
         n for n, m in net.named_modules() if not any(m.children()) and any(True for _ in m.parameters())
@@ -345,7 +339,6 @@ def loss_of(objective: Objective, output: Any, y: Tensor) -> Tensor:
     """Loss of a batch, a scalar: the sum over the exits of a model that has several.
 
     Args:
-        objective: The task.
         output: What the model returned: outputs, shape (B, ...), or a list of these.
         y: Targets, shape (B, ...).
     """
@@ -396,7 +389,6 @@ def first_pass(
 
     Args:
         model: A copy of the tuned model, which training changes.
-        objective: The task.
         batch: Inputs and targets of one or a few examples.
         outputs: Number of outputs that the targets need; 0: not known.
         where: What names model and data in messages.

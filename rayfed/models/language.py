@@ -291,7 +291,6 @@ def build(config: ModelConfig, task: str | None) -> TextModel:
     """Build a model with random values, or without values on the meta device.
 
     Args:
-        config: The config section `model`.
         task: The task it is built for; None: what it was pre-trained for.
 
     Raises:

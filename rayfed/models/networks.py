@@ -306,7 +306,6 @@ def construct_network(config: ModelConfig, task: str | None = None) -> BareNetwo
     """The network that `model.name` names, with random values, or without values on the meta device.
 
     Args:
-        config: The config section `model`.
         task: What a model of transformers is built for; None: what it was pre-trained for.
 
     Raises:

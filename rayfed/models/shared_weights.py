@@ -61,7 +61,6 @@ def dump(model: nn.Module, half: bool = False) -> dict[str, npt.NDArray[Any]]:
     way to another process.
 
     Args:
-        model: The model.
         half: Round the frozen weights and biases of linear layers, attention and convolutions in the network
             and in a text tower to bfloat16, in which their products are computed. Their arrays are int16,
             because numpy has no such type.
@@ -145,7 +144,6 @@ def checksum(model: nn.Module, besides: Mapping[str, Tensor] = MappingProxyType(
     """sha256 of the frozen parameters: global names, types, shapes and bytes, in the order of the names.
 
     Args:
-        model: The model.
         besides: Other tensors of it that count, by name.
     """
     moves = _moves(model)

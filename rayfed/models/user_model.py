@@ -412,7 +412,6 @@ def copy_network(net: nn.Module, values: bool) -> nn.Module:
     """A copy of a network, which has no memory in common with it.
 
     Args:
-        net: The network.
         values: Parameters and buffers have values; otherwise they are on the meta device.
     """
     memo: dict[int, Any] = {}

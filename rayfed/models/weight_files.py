@@ -82,7 +82,6 @@ def read_state_dict(path: Path, key: str = "model.weights") -> dict[str, Tensor]
     """Read the state dict of an untrusted file; a pickle may contain tensors only.
 
     Args:
-        path: The file.
         key: Config key that names it, for errors.
 
     Returns:
@@ -133,7 +132,6 @@ def load_into(net: nn.Module, path: Path, classifiers: Sequence[str], key: str =
 
     Args:
         net: The network, its classifier removed.
-        path: The file.
         classifiers: Names of the classifier's modules in the file, e.g. `head`, `fc`, `classifier.6`.
         key: Config key that names the file, for errors.
 

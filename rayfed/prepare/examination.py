@@ -65,7 +65,6 @@ def examine(
 
     Args:
         name: Name of the data set in `data=NAME`.
-        config: The config section `data`.
         image_size: Height and width of the prepared images in pixels.
         resize: How images become squares under `data.resize=auto`.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts.
@@ -203,7 +202,6 @@ def first_texts(shard: Path, config: DataConfig, tokenizer: str, count: int) -> 
 
     Args:
         shard: The file of the data set.
-        config: The config section `data`.
         tokenizer: Folder or name of the model whose tokenizer was used.
         count: Number of texts.
     """

@@ -167,7 +167,6 @@ def growing_table(path: Path, schema: pa.Schema, place: int = 0) -> Iterator[Cal
     """A function that appends rows to a Parquet file, which is written part by part, all of it or not at all.
 
     Args:
-        path: The file.
         schema: Columns of the whole table; those that appended rows lack are empty there.
         place: As of `whole_file`.
 

@@ -346,7 +346,6 @@ def claim_again(path: Path, kind: str = "run", patience: float | None = None) ->
     """Lock a folder that holds a run, to continue it after `Claim.take_over`.
 
     Args:
-        path: The folder.
         kind: run or study.
         patience: Seconds to wait until another process releases the locks; None: as long as a killed driver
             may need to end.

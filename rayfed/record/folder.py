@@ -174,7 +174,6 @@ def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:
     """Check that a run is continued with the data it began with; warn about other package versions.
 
     Args:
-        path: Folder of the run.
         facts: The digests of images, partition and trace now.
 
     Raises:

@@ -426,7 +426,6 @@ def client_table(
     Args:
         title: Title of the table.
         algorithm: Algorithm, for the names of the rows.
-        metric: Name of the metric.
         scores: Rows of clients.parquet of one round and this metric.
         counts: Test examples by client.
         drawn: Number of clients of a virtual population by domain, which have the score of their domain.

@@ -69,7 +69,6 @@ def cells_text(
     """Cells of a paper's table, with what each trains with and on, its published numbers, and notes.
 
     Args:
-        table: The table.
         scale: `paper` or `mini`.
         seeds: Seeds of every cell, as text.
         cells: Row, setting and config of each cell; at least one.
@@ -220,7 +219,6 @@ def notes(table: papers.PaperTable, scale: str, ships: bool) -> list[str]:
     """Lines below the matrix: measures, selection of the round, origin of the data, and what we chose.
 
     Args:
-        table: The table.
         scale: `paper` or `mini`.
         ships: The data ship with RayFed.
     """

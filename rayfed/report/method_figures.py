@@ -128,7 +128,6 @@ def _map(run: RecordedRun, rows: Rows, mark: str, what: str, name: str) -> style
     """t-SNE figure of representations; None for fewer than four.
 
     Args:
-        run: The run.
         rows: Rows with the columns round, representation, domain and `mark`.
         mark: Column with the number that is drawn at each point.
         what: First line of the title.
@@ -383,7 +382,6 @@ def class_names(classes: Sequence[str], total: int) -> tuple[Sequence[int], list
     """The numbers of the classes that have room, and their names, cut where they are long.
 
     Args:
-        classes: Names of the classes.
         total: Number of classes; where it is not that of the names, numbers are shown.
     """
     shown = style.every(total, MOST_NAMES)
@@ -400,7 +398,6 @@ def _shares(figure: Any, axis: Any, counts: Any, classes: Sequence[str]) -> None
     """Draw the share of each class in a client's training samples, and what the colours mean.
 
     Args:
-        figure: The figure.
         axis: Its panel for the shares.
         counts: Number of training samples by client and class, shape (M, C).
         classes: Names of the classes; numbers are shown where there are not C names.

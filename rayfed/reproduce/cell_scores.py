@@ -71,7 +71,6 @@ def read_scores(
 
     Args:
         runs: Folders of its runs.
-        config: Its config.
         wanted: Names of scores.
         order: Domains in the order in which they are counted; none: the order of the data set.
 

@@ -56,7 +56,6 @@ def cost_of(asked: TableStudy, waiting: Sequence[TableCell]) -> TableCost:
     A setting is prepared once; its other cells are taken to have as much work, with as many bytes.
 
     Args:
-        asked: The table.
         waiting: Its cells that are not finished, at least one.
 
     Raises:

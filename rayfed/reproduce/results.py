@@ -177,7 +177,6 @@ def compare(asked: TableStudy, finished: Finished, folders: CellFolders | None =
     """The table, from the cells that are finished.
 
     Args:
-        asked: The table.
         finished: The finished cells.
         folders: Folders of the runs of the cells; None: these are not known.
     """

@@ -54,7 +54,6 @@ class TableProgress(Progress):
         """Begin with nothing.
 
         Args:
-            asked: The table.
             tell: Called with a line of text about each finished cell.
         """
         super().__init__(tell)
@@ -139,7 +138,6 @@ def reproduce(asked: TableStudy, progress: TableProgress | None = None) -> Repro
     A cell that was interrupted continues after its last checkpoint.
 
     Args:
-        asked: The table.
         progress: Receives the state of the table; None: it is not shown.
 
     Returns:

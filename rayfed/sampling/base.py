@@ -45,7 +45,6 @@ class Candidates(Mapping[str, ClientInfo]):
         """Say who may be drawn.
 
         Args:
-            table: All clients.
             wanted: Number of clients that shall be drawn.
             is_open: Tells whether a client is available in this round; None: all are.
             ask: Gives the losses of clients.
@@ -112,9 +111,7 @@ def sample(
     """Ids of the cohort, in client order.
 
     Args:
-        candidates: The clients.
         rule: Draws them.
-        seed: Seed of the experiment.
         round: Round index, from 0.
         name: Name of the rule, for messages.
 
@@ -161,7 +158,6 @@ def candidates_of(
     """The clients of a round from which a rule draws.
 
     Args:
-        table: All clients.
         wanted: Number of clients to draw.
         faults: They tell who is available; None: everybody.
         round: Round index, from 0.
@@ -176,7 +172,6 @@ def usual_size(clients: ClientTable, wanted: int, rule: Rule) -> int:
     """Number of clients in a round where all are available; of a draw of random size, the expected number.
 
     Args:
-        clients: The clients.
         wanted: Number of clients that shall be drawn (`clients_per_round`).
         rule: Draws them.
     """
@@ -190,7 +185,6 @@ def some_available(
     """Places of the available ones among these clients; of very many, the first ones in a random order.
 
     Args:
-        clients: The clients.
         places: Places in `clients.table` of those that are meant.
         wanted: Of very many clients, this number of available ones is enough.
         rng: Draws the order.

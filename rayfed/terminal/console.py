@@ -180,7 +180,6 @@ def line(row: Row, rounds: int, width: int | None = None) -> str:
     """The row of a round as one line of text.
 
     Args:
-        row: The row.
         rounds: Number of planned rounds.
         width: Letters of a line; what does not fit is left out, from the right. None: no limit.
     """

@@ -273,7 +273,6 @@ def mix(model: Backbone, own: float | Tensor) -> None:
     """Let adapted layers compute W x + scale ((1 - w) B A x + w B' A' x), with B' A' of `personal`.
 
     Args:
-        model: The tuned model.
         own: The weight w: a number, or one for each row of the next batch, shape (B,), without dropout.
     """
     for layer in _adapted_layers(model):

@@ -26,7 +26,6 @@ class ResidualAdapter(nn.Module):
     """Maps features (B, width) to features of the same shape.
 
     Args:
-        width: Number of features.
         hidden: Hidden width of the network.
         ratio: Share of the network's output in the sum, in [0, 1].
     """

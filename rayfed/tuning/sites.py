@@ -58,7 +58,6 @@ def chosen_layers(model: Backbone, sites: Sequence[str], named: Mapping[str, Seq
     """Names, within a block, of the linear layers that `tuning.sites` chooses, in alphabetical order.
 
     Args:
-        model: The model.
         sites: Names of groups of layers, or regular expressions that match whole names of layers.
         named: Regular expressions of each group, by its name. A group may be absent in a model.
 
@@ -83,7 +82,6 @@ def named_layers(
     list, each text is a name or the end of one, after a dot.
 
     Args:
-        model: The model.
         wanted: The value of `tuning.targets`, in the names that a user's network has.
         kinds: Types of layers that can be chosen.
 

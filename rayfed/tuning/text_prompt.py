@@ -55,7 +55,6 @@ def frozen_text_side(model: Backbone, length: int = 0) -> TextSide:
     """Freeze a CLIP model, and return its text side.
 
     Args:
-        model: The model.
         length: Number of vectors to be put into class prompts.
 
     Raises:
@@ -79,7 +78,6 @@ def check_common(model: Backbone, class_specific: bool, name: str) -> TextSide:
     """The text side of a model whose context, which `TextPrompt` has set, is the same for all classes.
 
     Args:
-        model: The model.
         class_specific: The setting `tuning.class_specific`.
         name: Name of the tuning, for the error.
 

@@ -182,7 +182,6 @@ def write(path: Path, text: str, parts: dict[str, NDArray[Any]], columns: dict[s
     """Write a file.
 
     Args:
-        path: The file.
         text: Metadata of the data set.
         parts: Result of `join_texts`.
         columns: Values of the other columns by name.

@@ -723,7 +723,6 @@ def number_of(value: str, where: str) -> float:
     """The number that a text says.
 
     Args:
-        value: The text.
         where: The row, for messages.
 
     Raises:
@@ -749,7 +748,6 @@ def text_of(value: Any, part: str, where: str, column: str) -> str:
         value: What the column holds.
         part: The part that it is.
         where: The row, for messages.
-        column: The column.
 
     Raises:
         DataError: It is no text, such as a list, which would be learned as Python writes it.

@@ -112,7 +112,6 @@ def client_sizes(part: int, count: int, step: float) -> list[int]:
 
     Args:
         part: Number of samples of the domain.
-        count: Number of clients.
         step: Ratio of successive clients.
     """
     if count == 1 or step == 1:
@@ -205,7 +204,6 @@ def deal_by_dirichlet(
 
     Args:
         labels: Class of each sample, shape (n,), n >= num_parts * smallest.
-        num_parts: Number of parts.
         alpha: Concentration, > 0.
         smallest: Smallest number of samples of a part.
         rng: Generator of the draws.
@@ -240,7 +238,6 @@ def deal_classes(
 
     Args:
         labels: Class of each sample, shape (n,).
-        num_parts: Number of parts.
         num_classes: Classes of a part.
         rng: Generator of the draws.
 
@@ -279,7 +276,6 @@ def deal_shards(
 
     Args:
         labels: Class of each sample, shape (n,).
-        num_parts: Number of parts.
         num_shards: Shards of a part.
         rng: Generator of the order within a class, and of who gets which shard.
 
@@ -308,7 +304,6 @@ def deal_by_quantity(
 
     Args:
         num_samples: Number of samples, at least num_parts * smallest.
-        num_parts: Number of parts.
         alpha: Concentration, > 0.
         smallest: Smallest number of samples of a part.
         rng: Generator of the draws.
@@ -364,7 +359,6 @@ def client_counts(config: DataConfig, owners: Sequence[str]) -> list[int]:
     """Number of clients of each domain.
 
     Args:
-        config: The config section `data`.
         owners: The domains that have clients, in the order of the clients.
 
     Raises:

@@ -38,7 +38,6 @@ def keep_shots(partition: Partition, labels: NDArray[np.int64], shots: int, seed
         partition: The clients with all of their samples.
         labels: Class of each sample, shape (N,).
         shots: Largest number of training samples of a client and class, >= 1.
-        seed: Seed of the experiment.
     """
     number: Counter[str] = Counter()  # of the client in its domain, so that other domains change nothing
     clients: list[ClientSplit] = []
@@ -62,10 +61,8 @@ def hold_back(partition: Partition, wanted: float | int, seed: int) -> Partition
     larger one.
 
     Args:
-        partition: The clients.
         wanted: Number of unseen clients, or a share in [0, 1) of all, which is rounded and at least one
             client where it is not 0.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: No client is left to train.
@@ -89,8 +86,6 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
 
     Args:
         dataset: The prepared data set.
-        config: The config section `data`.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: The data cannot be partitioned as the config asks, see `make_partition`.

@@ -250,8 +250,6 @@ def deal(
     Args:
         name: Name of the domain, for messages.
         labels: Class of each sample of the domain, shape (n,).
-        count: Number of clients.
-        config: The config section `data`.
         rng: Generator of the draws.
 
     Returns:
@@ -307,7 +305,6 @@ def by_client(
         chosen: Indices of the samples to use, ascending.
         test: Whether a sample is in the official test split, bool, shape (N,); with `data.test=official`
             these samples belong to no client.
-        config: The config section `data`.
         splits: Split that the data set gives each sample (`rayfed.data.listing.Listing`), which clients keep;
             None: it gives none.
 
@@ -357,7 +354,6 @@ def _left_out(small: Mapping[str, int], count: int, config: DataConfig) -> str:
     Args:
         small: Number of all samples of each such client, by name.
         count: Number of all clients.
-        config: The config section `data`.
     """
     few = ", ".join(map(repr, list(small)[:MOST_NAMED])) + (", ..." if len(small) > MOST_NAMED else "")
     wanted = config.partition.min_samples
@@ -390,7 +386,7 @@ MIXED = "mixed"
 _EMPTY: Indices = np.empty(0, dtype=np.int64)
 
 
-def make_partition(  # noqa: PLR0913  (the columns of a data set, the config and the seed)
+def make_partition(
     labels: NDArray[np.int64],
     domain: NDArray[np.int64],
     test: NDArray[np.bool_],
@@ -412,8 +408,6 @@ def make_partition(  # noqa: PLR0913  (the columns of a data set, the config and
         domain: Domain of each sample, an index into `domains`, shape (N,).
         test: Whether a sample is in the official test split of the data set, bool, shape (N,).
         domains: Names of all domains of the data set.
-        config: The config section `data`.
-        seed: Seed of the experiment.
         keys: Key of each sample, for `data.partition.file`; under scheme=natural, the client of each sample.
             Not needed otherwise.
         splits: Split that the data set gives each sample, under scheme=natural; None: it gives none.

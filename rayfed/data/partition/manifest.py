@@ -35,7 +35,6 @@ def client_rows(
     """Counts of each client, one row by column name.
 
     Args:
-        clients: The clients.
         labels: Class of each sample, shape (N,).
         classes: Class names.
 
@@ -72,7 +71,6 @@ def describe(
     Clients that never train are marked `(unseen)`.
 
     Args:
-        partition: The partition.
         dataset: The data set that it divides.
         width: Letters of a line; columns that do not fit follow below. None: no limit.
         sizes: More columns, such as the blocks that a client holds, by name and client. A column in which all

@@ -106,12 +106,10 @@ def domain_of(
     """A domain of a population, whose samples to train and to validate are separated, stratified by class.
 
     Args:
-        name: Name of the domain.
         clients: Number of its clients.
         halves: Its samples to train and validate, and its test samples.
         labels: Class of each sample of the data set.
         config: The config section `data`, whose `population` is set.
-        seed: Seed of the experiment.
 
     Raises:
         ConfigError: Nothing is left to train on.
@@ -153,7 +151,6 @@ class Population(Sequence[ClientSplit]):
         Args:
             domains: The domains that have clients.
             data: The config section `data`, whose `population` is set.
-            seed: Seed of the experiment.
         """
         assert data.population is not None
         self.config = data.population

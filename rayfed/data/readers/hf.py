@@ -378,7 +378,6 @@ def class_names(splits: Mapping[str, Any], column: str, key: str) -> list[str] |
 
     Args:
         splits: Those of the library, by name.
-        column: The column.
         key: The key of the config that it belongs to, for messages.
 
     Raises:

@@ -208,7 +208,6 @@ def _find_images(
     """All image files below a folder.
 
     Args:
-        folder: The folder.
         prefix: Its path relative to the root, with a slash at the end.
         above: Device and inode of the folders above it, to stop at links that lead back to one of them.
         others: Paths of files that are no images are added to it.

@@ -151,7 +151,6 @@ def _read(path: Path, kind: type[DataError]) -> NDArray[Any]:
     """Read a NIfTI volume as an array of shape (H, W, D).
 
     Args:
-        path: The file.
         kind: Type of the error to raise if the file cannot be read.
 
     Raises:

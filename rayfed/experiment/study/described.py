@@ -35,7 +35,6 @@ class Fixed:
     """An experiment that is a checked config.
 
     Args:
-        config: The config.
         given: The values that its user gave, by key.
     """
 
@@ -53,11 +52,7 @@ class Fixed:
 
 
 class RecordedExperiment:
-    """An experiment as the folder of its run has it, whose objects may not be known to this process.
-
-    Args:
-        folder: The folder.
-    """
+    """An experiment as the folder of its run has it, whose objects may not be known to this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

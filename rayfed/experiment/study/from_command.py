@@ -82,7 +82,6 @@ def go_on(path: Path, config: Request, show: Show) -> Study:
     """Continue the runs in the folder of an earlier command; what is finished is not repeated.
 
     Args:
-        path: The folder.
         config: The config with which they are continued, such as with more rounds.
         show: What is shown.
 

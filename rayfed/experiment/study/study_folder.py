@@ -179,7 +179,6 @@ def new_folder(path: Path, owner: str, names: tuple[str, ...], overwrite: bool =
     """Hold the folder of a new study while the block runs; gives its manifest, which is empty.
 
     Args:
-        path: The folder.
         owner: Result of `rayfed.record.claim.look`.
         names: Names of the coordinates.
         overwrite: Move the run or the study that is in the folder to NAME.before-1; `Manifest.earlier` says
@@ -220,7 +219,6 @@ def check_same(key: Key, names: Sequence[str], config: Config, entry: ManifestEn
         names: Names of the coordinates.
         config: Its experiment now.
         entry: What the manifest has of it.
-        place: Its folder.
 
     Raises:
         ConfigError: The experiment is another one; names the cell, and the key or the object that changed.

@@ -38,7 +38,6 @@ def html(page: Page, numbers: str = "") -> str:
     """The page: one HTML document that loads nothing.
 
     Args:
-        page: The page.
         numbers: `json_text(page)` where it was made already.
     """
     names = _names(page)
@@ -210,7 +209,6 @@ def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) ->
 
     Args:
         runs: Folders of runs, comparisons, folds, sweeps or reproduced tables.
-        file: The page.
         names: What the run in each folder is called (`page_of`).
 
     Raises:

@@ -270,8 +270,6 @@ def _with_trials(
     """The content of the study of a search: its runs have the numbers of their trials.
 
     Args:
-        found: The study.
-        path: Its folder.
         search: The trials, as study.json has them.
         at: The coordinates of each run.
     """

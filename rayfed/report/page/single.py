@@ -318,7 +318,6 @@ def by_client_and_round(
     """A heat map of clients, domain by domain, and rounds.
 
     Args:
-        run: The run.
         title: What is shown.
         rows: Columns client, round and value.
         value: What the values are.
