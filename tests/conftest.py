@@ -26,7 +26,6 @@ from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
 
 
-
 def _end_quietly() -> None:
     """Discard what compiled libraries print when Python has ended, such as the objects that Triton leaks.
 
