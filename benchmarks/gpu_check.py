@@ -51,8 +51,9 @@ from torch import Tensor
 
 from rayfed.config.schema import load_config
 from rayfed.devices import HOST, Precision, peak_memory, reset_peak, set_products, total_memory
+from rayfed.engine.client_places import actors_on
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.measure_client import actors_on, largest_client, measure
+from rayfed.engine.measure_client import largest_client, measure
 from rayfed.engine.setup import Setup
 from rayfed.errors import DeviceMemoryError, ResourceError, one_line
 from rayfed.executors import worker

@@ -61,12 +61,14 @@ def build_world() -> Any:
 
     from rayfed.executors.worker import ClientContext
     from rayfed.federation.train_config import TrainConfig
+    from rayfed.models.build import build_backbone
     from rayfed.models.model_config import ModelConfig
     from rayfed.tuning.lora import Lora
 
     return ClientContext(
         seed=0,
         model=ModelConfig(name=MODEL, pretrained=False),
+        construct=build_backbone,
         tuning=Lora(),
         num_classes=10,
         train=TrainConfig(),

@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from rayfed.columns import is_result
 from rayfed.config.schema import build_parts, load_config
 from rayfed.config.variants import own_optimizer
-from rayfed.data import with_tokens
+from rayfed.data.load_dataset import with_tokens
 from rayfed.data.preparation import prepare as prepare_data
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Decoded, Source, make_source, task_of

@@ -10,7 +10,8 @@ import argparse
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,14 @@ def as_scalar(value: Any) -> bool | int | float | str | None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """Plain containers as JSON for other programs; null for what is not finite."""
     return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def nearby(root: str | None, domains: Collection[str]) -> Path | None:
+    """The folder with folders of all these domains: the one above `root`, or one inside it; None: neither."""
+    if not root or not domains:
+        return None
+    folder = Path(root).expanduser()
+    places = [folder.absolute().parent]
+    with suppress(OSError):
+        places = sorted(folder.iterdir()) + places
+    return next((place for place in places if all(is_folder(place / name) for name in domains)), None)

@@ -16,7 +16,7 @@ import ray.tune
 import yaml
 
 from rayfed.config.schema import Config, to_dict
-from rayfed.engine.measure_client import inline_device, is_measured, too_small
+from rayfed.engine.client_places import inline_device, is_measured, too_small
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster import Resources, node_resources

@@ -26,8 +26,8 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 
+from rayfed.data import arrow_file
 from rayfed.data.data_config import DataConfig
-from rayfed.data.formats import arrow_file
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Decoded, Listing, Source, task_of
 from rayfed.data.text import Text, Tokens, flaw_bits

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from rayfed.data.source import Listing
-from rayfed.user_files import is_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,17 +156,6 @@ class Inventory:
     rows: tuple[DomainCounts, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-def nearby(root: str | None, domains: Collection[str]) -> Path | None:
-    """The folder with folders of all these domains: the one above `root`, or one inside it; None: neither."""
-    if not root or not domains:
-        return None
-    folder = Path(root).expanduser()
-    places = [folder.absolute().parent]
-    with suppress(OSError):
-        places = sorted(folder.iterdir()) + places
-    return next((place for place in places if all(is_folder(place / name) for name in domains)), None)
 
 
 def take_inventory(listing: Listing, published: PublishedDataset | None) -> Inventory:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.arrow_columns import numbers
-from rayfed.data.formats import arrow_file
+from rayfed.data import arrow_file
 from rayfed.data.text import Inputs, Targets
 from rayfed.errors import DataError
 from rayfed.objective import CLASSES, CLASSIFICATION, objective

@@ -90,7 +90,7 @@ class OwnData:
     Attributes:
         pieces: The examples, in their order.
         name: Name of the data set, for reports and the cached file.
-        resize: As of `rayfed.data.formats.image_file.decode_image`.
+        resize: As of `rayfed.data.image_file.decode_image`.
         columns: The columns of a table that are inputs and targets; None: no table.
     """
 
@@ -626,7 +626,7 @@ def _warn_if_random(dataset: Any, inputs: Sequence[Array], place: str) -> None:
 
 
 def _image(value: Any, size: int, resize: Resize, key: str) -> NDArray[np.uint8]:
-    from rayfed.data.formats.image_file import corrupt, decode_image, read_image
+    from rayfed.data.image_file import corrupt, decode_image, read_image
 
     if not isinstance(value, bytes):
         return read_image(Path(str(value)).expanduser(), size, resize)

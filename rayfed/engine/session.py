@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.config.design import Design
 from rayfed.devices import HOST, settings_restored, use_threads
+from rayfed.engine.client_places import GpuPlans, inline_device
 from rayfed.engine.loop import RoundPlan
-from rayfed.engine.measure_client import GpuPlans, inline_device
 from rayfed.engine.record_rounds import RecordSettings, Watch, record_rounds
 from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, RayFedError, StoppedError, one_line

@@ -17,8 +17,8 @@ from torch import Tensor
 from rayfed.client_facts import RowTable, Splits
 from rayfed.columns import check_metrics
 from rayfed.config.design import Design
-from rayfed.data import load
 from rayfed.data.augmentation import check_images
+from rayfed.data.load_dataset import load
 from rayfed.data.partition.groups import only_tests, partition_of, with_tests_of
 from rayfed.data.partition.partition import Partition
 from rayfed.data.shards import Dataset, open_dataset
@@ -26,19 +26,19 @@ from rayfed.data.source import make_source, task_of
 from rayfed.data.user_data import OwnData
 from rayfed.devices import HOST, settings_restored
 from rayfed.engine.built_once import Memo, ModelFacts
-from rayfed.engine.core_start import core_start
-from rayfed.engine.loop import RoundPlan, adaptation_of
-from rayfed.engine.memory import (
+from rayfed.engine.check_design import (
     GB,
     check_base,
     check_counts,
     check_memory,
     check_micro_batch,
     check_scored,
-    count_cost,
     measurable,
     why_whole_batches,
 )
+from rayfed.engine.core_start import core_start
+from rayfed.engine.count_cost import count_cost
+from rayfed.engine.loop import RoundPlan, adaptation_of
 from rayfed.engine.text_checks import check_logits, check_tokens
 from rayfed.engine.tried_loss import known_goal, tried_outputs
 from rayfed.errors import ConfigError, one_line
@@ -238,7 +238,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     dataset = dataset_of(design, known)
     goal = _goal(design, parts, dataset)
     partition = clients_of(design, known)
-    context = _world(design, parts, dataset, partition, goal)
+    context = _context_of(design, parts, dataset, partition, goal)
     check_scored(design, context)
     work = context.train.examples
     faults = plan_faults(design.faults, partition.training, work, dataset.domains, design.seed)
@@ -549,7 +549,7 @@ def _check_pass(
         first_pass(model, context.objective, batch, counted, where, hint)
 
 
-def _world(
+def _context_of(
     design: Design, parts: Parts, dataset: Dataset, partition: Partition, goal: Objective
 ) -> ClientContext:
     network = design.network
@@ -558,6 +558,7 @@ def _world(
     context = ClientContext(
         seed=design.seed,
         model=design.model,
+        construct=build_backbone,
         tuning=parts.tuning,
         num_classes=len(classes),
         classes=classes,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rayfed.data.shards import Dataset
 from rayfed.data.text import TYPE_BITS, Inputs
-from rayfed.data.tokens import load_tokenizer
+from rayfed.data.tokenizer import load_tokenizer
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.backbone import Backbone
 from rayfed.models.language import TextHead, TextNet

@@ -58,7 +58,6 @@ from rayfed.federation.tensors_that_stay import STAYS, add_own, keep_own, names_
 from rayfed.federation.train_config import Smaller, TrainConfig, override
 from rayfed.models.backbone import Backbone
 from rayfed.models.behaviour import Behaviour
-from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.put_back import PutBack
 from rayfed.models.shared_weights import attach, checksum, dump, skeleton
@@ -357,6 +356,7 @@ def changes_for(call: Call, smaller: Smaller, examples: int) -> list[str]:
 log = logging.getLogger(__name__)
 
 Weights = Mapping[str, npt.NDArray[Any]]
+Constructor = Callable[[ModelConfig, int | Sequence[str], int, str | None, Network | None], Backbone]
 BUFFERS = "_buffers"  # reserved name in a client's store: its own BatchNorm statistics
 
 
@@ -367,6 +367,7 @@ class ClientContext:
     Attributes:
         seed: Seed of the experiment.
         model: Config of the backbone.
+        construct: Makes the backbone: of this config, classes, seed, task and the network of a user.
         tuning: Tuning scheme: which of its tensors train.
         num_classes: Number of outputs of the head.
         classes: Names of the classes, for models that use them.
@@ -397,6 +398,7 @@ class ClientContext:
 
     seed: int
     model: ModelConfig
+    construct: Constructor
     tuning: Tuning
     num_classes: int
     train: TrainConfig
@@ -424,14 +426,14 @@ class ClientContext:
     def build(self) -> Backbone:
         """The tuned model with its initial values."""
         own = (self.seed, self.objective.reads, self.network)
-        model = build_backbone(self.model, self.classes or self.num_classes, *own)
+        model = self.construct(self.model, self.classes or self.num_classes, *own)
         return apply_tuning(model, self.tuning, self.seed).note(self.behaviour)
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
         bare = skeleton(
             lambda: apply_tuning(
-                build_backbone(self.model, self.num_classes, self.seed, self.objective.reads, self.network),
+                self.construct(self.model, self.num_classes, self.seed, self.objective.reads, self.network),
                 self.tuning,
                 self.seed,
             )

@@ -11,7 +11,7 @@ from rayfed.config.variants import PROTOCOLS
 from rayfed.data.data_config import DataConfig
 from rayfed.data.shards import Dataset
 from rayfed.engine.built_once import Memo
-from rayfed.engine.measure_client import check_resources
+from rayfed.engine.client_places import check_resources
 from rayfed.engine.setup import Setup, dataset_of, prepare
 from rayfed.executors.cluster_config import ClusterConfig
 

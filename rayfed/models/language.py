@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rayfed.data.text import PAD, TYPE_BITS
-from rayfed.data.tokens import TYPES, answered_or_cached, load_tokenizer
+from rayfed.data.tokenizer import TYPES, answered_or_cached, load_tokenizer
 from rayfed.errors import ConfigError, one_line
 from rayfed.models.blocks import BlockStack, has_uniform_blocks
 from rayfed.models.model_config import HF, ModelConfig

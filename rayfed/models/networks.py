@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.data.data_config import Resize
-from rayfed.data.formats.slices import MEAN, ONE_SD
+from rayfed.data.grey_levels import DEVIATION_LEVELS, MEAN_LEVEL
 from rayfed.data.text import SYMBOLS, WINDOW
 from rayfed.errors import ConfigError, unknown
 from rayfed.models import clip
@@ -170,8 +170,8 @@ class CharLSTM(nn.Module):
 LEVELS = 4
 """Number of times that the network halves the size of its input."""
 
-STANDARDISED_MEAN = (MEAN / 255, MEAN / 255, MEAN / 255)
-STANDARDISED_STD = (ONE_SD / 255, ONE_SD / 255, ONE_SD / 255)
+STANDARDISED_MEAN = (MEAN_LEVEL / 255,) * 3
+STANDARDISED_STD = (DEVIATION_LEVELS / 255,) * 3
 """Normalization that turns prepared slices back into standard deviations from the volume's mean."""
 
 

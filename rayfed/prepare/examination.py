@@ -12,19 +12,20 @@ from typing import Any
 
 from PIL import UnidentifiedImageError
 
-from rayfed.data import instead, with_tokens
 from rayfed.data.data_config import DataConfig, Resize
+from rayfed.data.load_dataset import instead, with_tokens
 from rayfed.data.preparation import cache_folder, prepare
-from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, nearby, take_inventory
+from rayfed.data.published import PUBLISHED, Inventory, PublishedDataset, take_inventory
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import BadImageError, Listing, Source, source_of, task_of
 from rayfed.data.text import FLAWS, TYPE_BITS, Inputs, Targets
-from rayfed.data.tokens import Tokenized, load_tokenizer
+from rayfed.data.tokenizer import load_tokenizer
+from rayfed.data.tokens import Tokenized
 from rayfed.errors import ConfigError, one_line, printable
 from rayfed.objective import SEGMENTATION, objective
 from rayfed.terminal.console import say, size
 from rayfed.terminal.table_formats import Table, terminal_width
-from rayfed.user_files import check_own
+from rayfed.user_files import check_own, nearby
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +306,7 @@ def check_plot(path: Path) -> None:
 def plot(
     config: DataConfig, seed: int, shard: Path, path: Path, resize: Resize, tokenizer: str | None
 ) -> None:
-    from rayfed.data import load
+    from rayfed.data.load_dataset import load
     from rayfed.data.partition.make import make_partition
     from rayfed.data.partition.manifest import to_table
     from rayfed.report.method_figures import draw_partition

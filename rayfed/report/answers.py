@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.data import with_tokens
+from rayfed.data.load_dataset import with_tokens
 from rayfed.data.source import source_of
 from rayfed.data.text import PAD, padded_length
-from rayfed.data.tokens import Tokenized, load_tokenizer
+from rayfed.data.tokenizer import load_tokenizer
+from rayfed.data.tokens import Tokenized
 from rayfed.errors import ConfigError
 from rayfed.models.backbone import Backbone
 from rayfed.models.language import TextNet

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfed.doctor import diagnose, estimate
 from rayfed.engine.measure_client import costs
+from rayfed.experiment.diagnosis import diagnose, estimate
 from rayfed.experiment.study.cluster_share import share
 from rayfed.experiment.study.progress import duration
 from rayfed.experiment.study.run_cell import CommonParts

@@ -5,7 +5,7 @@ import socket
 import pytest
 import yaml
 
-from rayfed.engine.measure_client import check_disk
+from rayfed.engine.client_places import check_disk
 from rayfed.errors import ConfigError
 from rayfed.run import main
 from tests.rayfed.malformed import last_wins
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path, cache):
 
 
 def test_the_sizes_of_a_full_disk_are_shown_in_units_that_fit(monkeypatch, tmp_path):
-    monkeypatch.setattr("rayfed.engine.measure_client.free_disk", lambda _: 1_200_000)
+    monkeypatch.setattr("rayfed.engine.client_places.free_disk", lambda _: 1_200_000)
     with pytest.raises(ConfigError, match=r"has 1\.2 MB free, the run needs 3\.0 MB for tensors"):
         check_disk(tmp_path, 3e6)
 

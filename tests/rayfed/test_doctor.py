@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from rayfed.config.schema import compatible_parts, load_config
-from rayfed.doctor import _lanes, _nodes, _saved, main
+from rayfed.doctor import main
 from rayfed.engine import measure_client
-from rayfed.engine.measure_client import Measurement, check_resources, costs, measure
+from rayfed.engine.client_places import check_resources
+from rayfed.engine.measure_client import Measurement, costs, measure
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
+from rayfed.experiment.diagnosis import _lanes, _nodes, _saved
 from rayfed.experiment.plan import prepared
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
@@ -198,7 +200,7 @@ def test_weights_that_the_object_store_cannot_hold(doctor, monkeypatch):
 
 def test_a_full_disk(doctor, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(
-        "rayfed.engine.measure_client.shutil",
+        "rayfed.engine.client_places.shutil",
         SimpleNamespace(disk_usage=lambda path: shutil._ntuple_diskusage(9, 9, 1)),
     )
     code, _, errors = doctor()

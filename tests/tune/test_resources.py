@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.engine import measure_client
+from rayfed.engine import client_places
 from rayfed.errors import ResourceError
 from rayfed.executors.cluster import GB
 from rayfed.executors.cluster_config import ClusterConfig
@@ -84,10 +84,10 @@ def test_a_trial_that_never_fits_is_refused_with_what_would(cluster, nodes, word
 @pytest.mark.parametrize("worth", [1e9, 0])
 def test_trials_of_a_small_network_leave_gpus_that_the_config_does_not_ask_for(worth, monkeypatch):
     """By the rule of a single run, which says so in the same words."""
-    monkeypatch.setattr(measure_client, "WORTH", worth)
+    monkeypatch.setattr(client_places, "WORTH", worth)
     setup, nodes = small_setup("algorithm=fedavg"), (node(8, 2),)
     assert bool(small := on_cpu(setup, ClusterConfig(), nodes)) == (worth > 0)
-    assert small == measure_client.too_small(setup, ClusterConfig())
+    assert small == client_places.too_small(setup, ClusterConfig())
     for asked in (ClusterConfig(gpus_per_actor=0.5), ClusterConfig(num_gpus=2)):
         assert on_cpu(setup, asked, nodes) == ""
     assert on_cpu(setup, ClusterConfig(), (node(8),)) == ""

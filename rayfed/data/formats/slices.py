@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MEAN = 128
-"""Grey level of the mean intensity of a volume."""
-ONE_SD = 32
-"""Number of grey levels of one standard deviation of a volume."""
+from rayfed.data.grey_levels import DEVIATION_LEVELS, MEAN_LEVEL
+
 QUANTILE = 0.99
 """Quantile of the intensities of a volume at which larger ones are clipped."""
 
@@ -64,12 +62,13 @@ def make_volume(image: NDArray[Any], mask: NDArray[Any]) -> Volume:
 def standardise(volume: NDArray[Any]) -> NDArray[np.uint8]:
     """Intensities clipped at QUANTILE and standardised, as grey levels, uint8, shape (H, W, D).
 
-    MEAN is the mean of the volume, and ONE_SD levels are one standard deviation. The normalization of the
-    U-Net turns grey levels back into standard deviations; rounding changes them by at most 1/64.
+    `MEAN_LEVEL` is the mean of the volume, and `DEVIATION_LEVELS` levels are one standard deviation. The
+    normalization of the U-Net turns grey levels back into standard deviations; rounding changes them by at
+    most 1/64.
     """
     clipped = np.minimum(volume, np.quantile(volume, QUANTILE)).astype(np.float64)
     z = (clipped - clipped.mean()) / (clipped.std() or 1.0)
-    return np.clip(np.rint(MEAN + ONE_SD * z), 0, 255).astype(np.uint8)
+    return np.clip(np.rint(MEAN_LEVEL + DEVIATION_LEVELS * z), 0, 255).astype(np.uint8)
 
 
 def usable_slices(mask: NDArray[Any]) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.formats.image_file import read_image
+from rayfed.data.image_file import read_image
 from rayfed.data.named.content import Content, ContentReader, folder_of, with_classes
 from rayfed.data.source import Listing
 from rayfed.errors import DataError

@@ -37,7 +37,7 @@ from rayfed.data.formats.array_files import (
     read_pickles,
     read_usps,
 )
-from rayfed.data.formats.image_file import open_bounded, to_rgb
+from rayfed.data.image_file import open_bounded, to_rgb
 from rayfed.data.source import BadImageError, Listing
 from rayfed.errors import ConfigError, DataError
 

@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.formats.image_file import corrupt, decode_image, read_image
+from rayfed.data.image_file import corrupt, decode_image, read_image
 from rayfed.data.listing import ALLOWED, classes_of, in_order, is_missing, named_in_one_way
 from rayfed.data.named.content import Content, ContentReader, stat_hash, with_classes
 from rayfed.data.named.texts import PARTS as ALL_PARTS
 from rayfed.data.named.texts import TextTable
 from rayfed.data.source import ONE_DOMAIN, Listing
 from rayfed.data.text import Text
-from rayfed.data.tokens import answered_or_cached
+from rayfed.data.tokenizer import answered_or_cached
 from rayfed.errors import ConfigError, DataError, unknown
 from rayfed.objective import CLASSIFICATION
 

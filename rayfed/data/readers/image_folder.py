@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.formats.image_file import read_image
+from rayfed.data.image_file import read_image
 from rayfed.data.listing import SUFFIXES, warn_once
 from rayfed.data.source import ONE_DOMAIN, Listing, choose_classes
 from rayfed.errors import ConfigError, DataError, count_of

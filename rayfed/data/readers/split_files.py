@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfed.data.data_config import Resize
-from rayfed.data.formats.image_file import read_image
+from rayfed.data.image_file import read_image
 from rayfed.data.source import Listing, check_inside, choose_classes, read_list
 from rayfed.errors import ConfigError, DataError
 

@@ -233,7 +233,7 @@ def test_a_folder_that_links_in_a_circle_is_read_once(tmp_path):
 
 def test_unusual_images_are_read(tmp_path):
     """Palettes, alpha, 16 bits, one bit and animations are legal: they become RGB."""
-    from rayfed.data.formats.image_file import read_image
+    from rayfed.data.image_file import read_image
 
     for mode in ("1", "L", "P", "RGBA", "LA", "I;16", "CMYK"):
         file = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")

@@ -9,7 +9,7 @@ import torch
 
 import rayfed
 from rayfed.config.schema import load_config
-from rayfed.data import load
+from rayfed.data.load_dataset import load
 from rayfed.data.source import ChosenClasses, source_of
 from rayfed.errors import ConfigError
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from rayfed.data import load
 from rayfed.data.formats.array_files import read_idx, read_mat, read_pickles
+from rayfed.data.load_dataset import load
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.source import Listing
 from tests.rayfed.data.folders import make_folder
-from tests.rayfed.data.test_init import config
+from tests.rayfed.data.test_load_dataset import config
 
 SIDE = 64
 

@@ -7,7 +7,8 @@ import pytest
 
 from rayfed.data.source import Listing
 from rayfed.data.text import Text
-from rayfed.data.tokens import Tokenized, digest_of, load_tokenizer
+from rayfed.data.tokenizer import digest_of, load_tokenizer
+from rayfed.data.tokens import Tokenized
 from rayfed.errors import ConfigError
 from tests.tiny_models import tokenizer_of
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rayfed.config.schema import load_config
-from rayfed.data import with_tokens
-from rayfed.data.tokens import digest_of, load_tokenizer
+from rayfed.data.load_dataset import with_tokens
+from rayfed.data.tokenizer import digest_of, load_tokenizer
 from rayfed.errors import DataError
 from tests.rayfed.data.named.test_texts import source
 from tests.tiny_models import tokenizer_of

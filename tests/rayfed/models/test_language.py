@@ -6,7 +6,7 @@ import transformers
 from huggingface_hub import constants
 
 from rayfed.data.text import PAD
-from rayfed.data.tokens import ANSWER_SECONDS
+from rayfed.data.tokenizer import ANSWER_SECONDS
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.language import settings_of

@@ -6,7 +6,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import Linear
 from torch import nn
 
-from rayfed.engine.memory import step_operations
+from rayfed.engine.count_cost import step_operations
 from rayfed.errors import ConfigError
 from rayfed.fast.stacked import stackable
 from rayfed.models.lora_layer import (

@@ -14,7 +14,7 @@ from rayfed.data.published import PUBLISHED
 from rayfed.prepare.__main__ import main
 from rayfed.terminal.console import CLEAR
 from tests.rayfed.data.folders import PACS, make_folder, needs_pacs
-from tests.rayfed.data.test_init import CONFIGS, from_yaml
+from tests.rayfed.data.test_load_dataset import CONFIGS, from_yaml
 from tests.rayfed.prepare.conftest import CLASSES, DOMAINS
 
 
@@ -232,7 +232,7 @@ def test_a_bar_on_a_terminal(run, root, monkeypatch):
 def test_images_are_prepared_in_the_size_that_a_run_will_ask_for(root, tmp_path, capsys):
     from rayfed.config.look_up import design_of
     from rayfed.config.schema import load_config
-    from rayfed.data import load
+    from rayfed.data.load_dataset import load
     from rayfed.engine.setup import without_values
 
     place = [f"data.root={root}", f"data.cache={tmp_path / 'cache'}"]

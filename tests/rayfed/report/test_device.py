@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from rayfed.engine import measure_client
+from rayfed.engine import client_places
 from rayfed.experiment.experiment import simulate
 from rayfed.report import feature_map, landscape, slopes
 from tests.conftest import SMALL
@@ -35,14 +35,14 @@ def test_an_analysis_computes_on_the_device(name, small, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine whose GPU is the pretended device, for runs and trials in one process."""
-    monkeypatch.setattr(measure_client, "chosen_device", lambda name: torch.device(TYPE, 0))
+    monkeypatch.setattr(client_places, "chosen_device", lambda name: torch.device(TYPE, 0))
     with pretended() as device:
         yield device
 
 
 def large(monkeypatch):
     """Let every network have enough work for a GPU."""
-    monkeypatch.setattr(measure_client, "WORTH", 0)
+    monkeypatch.setattr(client_places, "WORTH", 0)
 
 
 def test_a_run_in_one_process_computes_on_the_device(small, gpu, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayfed.config.schema import load_config
-from rayfed.data import load
+from rayfed.data.load_dataset import load
 from rayfed.data.named.texts import messages_of
 from rayfed.data.source import make_source, task_of
 from rayfed.data.text import Text

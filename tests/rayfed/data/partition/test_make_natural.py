@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig, PartitionConfig
+from rayfed.data.load_dataset import load
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.partition.make import make_partition
 from rayfed.data.source import Listing

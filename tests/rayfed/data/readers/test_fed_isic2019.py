@@ -4,7 +4,7 @@ import pytest
 
 from rayfed.config.compose import compose
 from rayfed.config.schema import resolve
-from rayfed.data import load
+from rayfed.data.load_dataset import load
 from rayfed.data.readers.fed_isic2019 import CENTERS, FedIsic2019
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.data.named.releases import picture

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from rayfed.config.compose import compose
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig, PartitionConfig
+from rayfed.data.load_dataset import load
 from rayfed.data.partition.groups import partition_of
 from rayfed.data.readers.hf import HuggingFace
 from rayfed.data.text import Text

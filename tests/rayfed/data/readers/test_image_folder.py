@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data.formats.image_file import decode_image
+from rayfed.data.image_file import decode_image
 from rayfed.data.readers.image_folder import ImageFolder
 from rayfed.data.source import BadImageError
 from rayfed.errors import ConfigError, DataError

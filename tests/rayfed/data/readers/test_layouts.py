@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig
+from rayfed.data.load_dataset import load
 from rayfed.data.source import make_source
 from rayfed.errors import ConfigError, DataError
-from tests.rayfed.data.test_init import from_yaml
+from tests.rayfed.data.test_load_dataset import from_yaml
 
 
 def write(root, *paths):

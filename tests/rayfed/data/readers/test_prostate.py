@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig, PartitionConfig
 from rayfed.data.formats.slices import make_volume, standardise, usable_slices
+from rayfed.data.load_dataset import load
 from rayfed.data.partition.groups import groups_of, partition_of
 from rayfed.data.readers.prostate import Prostate
 from rayfed.data.readers.prostate_mini import SITES, make_case

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig
+from rayfed.data.load_dataset import load
 from rayfed.data.readers.shakespeare import ALPHABET, Shakespeare
 from rayfed.errors import ConfigError, DataError
 from tests.rayfed.models.small import shared

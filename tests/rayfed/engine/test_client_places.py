@@ -6,19 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rayfed.engine import measure_client
-from rayfed.engine.measure_client import (
-    CONTEXT,
-    GpuPlans,
-    _visit,
-    check_gpu,
-    check_resources,
-    inline_device,
-    is_measured,
-    largest_client,
-    resident_bytes,
-)
-from rayfed.engine.memory import check_base
+from rayfed.engine import client_places
+from rayfed.engine.check_design import check_base
+from rayfed.engine.client_places import GpuPlans, check_gpu, check_resources, inline_device, is_measured
+from rayfed.engine.measure_client import CONTEXT, _visit, largest_client, resident_bytes
 from rayfed.errors import BusyError, ConfigError, ResourceError
 from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.federation.train_config import TrainConfig
@@ -113,8 +104,8 @@ def test_a_command_measures_once_and_plans_from_it(monkeypatch, mps, words):
         asked.append(args)
         return measured, mps
 
-    monkeypatch.setattr(measure_client, "measured_on_gpu", fake)
-    monkeypatch.setattr(measure_client, "WORTH", 0.0)
+    monkeypatch.setattr(client_places, "measured_on_gpu", fake)
+    monkeypatch.setattr(client_places, "WORTH", 0.0)
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     gpus = GpuPlans()
     plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
@@ -133,7 +124,7 @@ def test_a_small_network_stays_on_the_cpu_unless_a_gpu_is_asked_for(monkeypatch)
     measured = SimpleNamespace(client="c00", device_bytes=6 * GB, visit_s=0.5, **GPU)
     asked = []
     monkeypatch.setattr(
-        measure_client, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False)
+        client_places, "measured_on_gpu", lambda *args: asked.append(args) or (measured, False)
     )
     gpus = GpuPlans()
     plans = [gpus.plan(setup, ClusterConfig(), list, None) for _ in range(2)]
@@ -183,7 +174,7 @@ def test_what_needs_a_gpu_is_refused_before_ray_starts(key, value, words, monkey
     assert not refused(1.0, gpus_per_actor=0.5)
     assert not refused(1.0, num_gpus=1)
     assert not refused(0.0, address="10.0.0.1:6379")  # whose GPUs are known once it answers
-    monkeypatch.setattr(measure_client, "WORTH", 0.0)
+    monkeypatch.setattr(client_places, "WORTH", 0.0)
     assert not refused(1.0)
 
 
@@ -193,8 +184,8 @@ def test_a_network_of_much_work_uses_the_gpu(tuning):
     large = small_setup(
         "algorithm=fedavg", f"tuning={tuning}", "model=vit_mini", "model.options={embed_dim: 768, depth: 12}"
     )
-    assert measure_client.too_small(large, ClusterConfig()) == ""
-    assert "0.0" in measure_client.too_small(clients(f"tuning={tuning}"), ClusterConfig())
+    assert client_places.too_small(large, ClusterConfig()) == ""
+    assert "0.0" in client_places.too_small(clients(f"tuning={tuning}"), ClusterConfig())
 
 
 def test_what_other_processes_use_and_what_the_device_takes_itself_are_measured():
@@ -258,8 +249,8 @@ def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
     def busy(*args):
         raise BusyError("not placed")
 
-    monkeypatch.setattr(measure_client, "measured_on_gpu", busy)
-    monkeypatch.setattr(measure_client, "too_small", lambda *args: "")
+    monkeypatch.setattr(client_places, "measured_on_gpu", busy)
+    monkeypatch.setattr(client_places, "too_small", lambda *args: "")
     monkeypatch.setattr("rayfed.executors.cluster.node_resources", lambda: [NODE])
     setup = clients("data.partition.clients_per_domain=4", "data.limit=40")
     gpus = GpuPlans()
@@ -270,8 +261,8 @@ def test_a_cluster_without_a_free_gpu_is_planned_without_measuring(monkeypatch):
 
 def test_the_sentence_says_that_actors_take_turns():
     measured = SimpleNamespace(client="c00", device_bytes=GB, visit_s=0.5, **GPU)
-    assert "2 are started, because without MPS they take turns" in measure_client.on_gpu(measured, False, 14)
-    assert "a fatal fault of one ends all" in measure_client.on_gpu(measured, True, 14)
+    assert "2 are started, because without MPS they take turns" in client_places.on_gpu(measured, False, 14)
+    assert "a fatal fault of one ends all" in client_places.on_gpu(measured, True, 14)
 
 
 def test_a_base_of_four_bits_is_refused_without_a_gpu_and_without_its_library(monkeypatch):
@@ -279,10 +270,10 @@ def test_a_base_of_four_bits_is_refused_without_a_gpu_and_without_its_library(mo
     with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs a GPU of NVIDIA"):
         check_gpu(train, False)
     check_gpu(train, True)
-    monkeypatch.setattr("rayfed.engine.memory.find_spec", lambda name: None)
+    monkeypatch.setattr("rayfed.engine.check_design.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^train\.base_bits: 4 needs bitsandbytes.*\[quantized\]"):
         check_base(train, text)
-    monkeypatch.setattr("rayfed.engine.memory.find_spec", lambda name: name)
+    monkeypatch.setattr("rayfed.engine.check_design.find_spec", lambda name: name)
     check_base(train, text)
     with pytest.raises(ConfigError, match="is for models of transformers, not for 'vit'"):
         check_base(train, SimpleNamespace(tokenizer=None, label="vit"))

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayfed.engine import memory
+from rayfed.engine import count_cost as counting
+from rayfed.engine.count_cost import count_cost
 from rayfed.engine.loop import run_rounds
-from rayfed.engine.memory import count_cost
 from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
@@ -80,7 +80,7 @@ def test_a_large_model_that_cannot_run_without_values_is_not_counted(model, capl
     broken = skeleton(lambda: apply_tuning(small("vit"), Adapter(), 0))
     broken.net.norm.register_forward_hook(lambda layer, inputs, out: out * float(out.detach().sum()))
     assert count_cost(broken, context(model="broken"), {"a": 4}, 4) is not None
-    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(counting, "SMALL", 0)
     assert count_cost(broken, context(model="large and broken"), {"a": 4}, 4) is None
     assert "the operations of training are not counted" in caplog.text
 

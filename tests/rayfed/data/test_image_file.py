@@ -8,9 +8,9 @@ import pytest
 from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig
-from rayfed.data.formats.image_file import decode_image
+from rayfed.data.image_file import decode_image
+from rayfed.data.load_dataset import load
 from rayfed.data.preparation import prepare
 from rayfed.data.shards import open_dataset
 from rayfed.data.user_data import own_data

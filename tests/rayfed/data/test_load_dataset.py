@@ -10,8 +10,8 @@ import yaml
 from PIL import Image
 from pydantic import TypeAdapter
 
-from rayfed.data import load
 from rayfed.data.data_config import DataConfig
+from rayfed.data.load_dataset import load
 from rayfed.data.partition.make import make_partition
 from rayfed.data.partition.manifest import describe, to_table
 from rayfed.data.source import READERS, make_source

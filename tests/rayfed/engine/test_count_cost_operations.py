@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from rayfed.engine import memory
-from rayfed.engine.memory import step_operations
+from rayfed.engine import count_cost as counting
+from rayfed.engine.count_cost import step_operations
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.shared_weights import skeleton
@@ -62,7 +62,7 @@ def test_attention_of_a_frozen_tower_is_counted_with_values_too(monkeypatch):
     model = skeleton(lambda: apply_tuning(build_backbone(clip, ["a", "b"], 0), Lora(sites=("l1",)), 0))
     counted = step_operations(model, False)
     assert torch.backends.mha.get_fastpath_enabled()
-    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(counting, "SMALL", 0)
     assert step_operations(model, False) == counted
 
 
@@ -87,7 +87,7 @@ def test_counting_leaves_no_gradient_behind():
 def test_zeros_and_no_values_give_the_count_of_torchs_own_counter(kind, scheme, keeps, monkeypatch):
     model = tuned(kind, scheme)
     with_zeros = step_operations(model, keeps)
-    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(counting, "SMALL", 0)
     assert step_operations(model, keeps) == with_zeros
     model.train()
     with FlopCounterMode(display=False) as counter:
