@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from rayfed.columns import is_result
+from rayfed.config.own_network import network_of
 from rayfed.config.schema import build_parts, load_config
 from rayfed.config.variants import own_optimizer
 from rayfed.data.load_dataset import with_tokens
@@ -367,7 +368,7 @@ def _config(name: str, overrides: Sequence[str]) -> tuple[ModelConfig, Tuning]:
 
 def _tune(model: ModelConfig, tuning: Tuning) -> Backbone:
     classes = tuple(f"class {i}" for i in range(CLASSES))
-    return apply_tuning(build_backbone(model, classes, SEED), tuning, SEED)
+    return apply_tuning(build_backbone(model, classes, SEED, network=network_of(model.name)), tuning, SEED)
 
 
 SIZES = (32, 20)

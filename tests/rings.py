@@ -42,7 +42,7 @@ RINGS: Mapping[str, tuple[str, str]] = {
         """
         rayfed/config/schema.py rayfed/config/compose.py rayfed/config/check_keys.py
         rayfed/config/short_forms.py rayfed/config/catalog.py rayfed/config/look_up.py
-        rayfed/config/variants.py rayfed/config/papers.py
+        rayfed/config/variants.py rayfed/config/papers.py rayfed/config/own_network.py
         """,
     ),
     "datasets": (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from rayfed.config.design import Design
+from rayfed.config.own_network import network_of
 from rayfed.config.schema import Config, compatible_parts, names_of, objects_of, to_dict
 from rayfed.config.settings import Settings
 from rayfed.data.source import READERS
 from rayfed.executors.kinds.base import kind_of
-from rayfed.models.user_model import network_of
 from rayfed.objective import objective
 from rayfed.sampling.base import SAMPLERS
 

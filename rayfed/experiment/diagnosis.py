@@ -336,6 +336,7 @@ def shape_plans(config: Config) -> tuple[str, list[ShapePlan]]:
     Raises:
         ConfigError: The model or the tuning scheme does not exist, or they do not fit.
     """
+    from rayfed.config.own_network import network_of
     from rayfed.config.schema import compatible_parts
     from rayfed.models.build import build_backbone
     from rayfed.models.lora_layer import frozen_linears
@@ -344,7 +345,11 @@ def shape_plans(config: Config) -> tuple[str, list[ShapePlan]]:
     from rayfed.tuning.base import apply_tuning
 
     tuning = compatible_parts(config).tuning
-    model = skeleton(lambda: apply_tuning(build_backbone(config.model, 2, 0), tuning, 0))
+    model = skeleton(
+        lambda: apply_tuning(
+            build_backbone(config.model, 2, 0, network=network_of(config.model.name)), tuning, 0
+        )
+    )
     train = config.train
     rows = min(train.micro_batch or train.batch_size, train.batch_size)
     numbers = {n: p.numel() for n, p in model.named_parameters()}

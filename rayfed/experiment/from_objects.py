@@ -236,7 +236,7 @@ def model(value: Any) -> dict[str, Any]:
 
     if isinstance(value, str | Mapping | ModelConfig):
         return {"model": value}
-    from rayfed.models.user_model import register
+    from rayfed.config.own_network import register
 
     return {"model": {"name": register(value), "pretrained": False}}
 

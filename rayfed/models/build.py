@@ -14,7 +14,7 @@ from rayfed.models import clip
 from rayfed.models.backbone import Backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.models.networks import BareNetwork, construct_network
-from rayfed.models.user_model import Network, network_of
+from rayfed.models.user_model import Network
 from rayfed.models.weight_files import load_into, locate
 from rayfed.objective import SEGMENTATION
 from rayfed.seeds import derive, use_seed
@@ -37,13 +37,13 @@ def build_backbone(
         classes: Names of the classes, from which CLIP models make class prompts, or only their number.
         task: The task of the data, for models of transformers, which can classify texts or write them; None:
             what the model was pre-trained for.
-        network: The network of a user that `config.name` names; None: it is looked up, if it is one.
+        network: The network of a user that `config.name` names; None: it names one of a library.
 
     Raises:
         ConfigError: The model does not exist, its constructor refuses the options, or its weights are missing
             or do not fit.
     """
-    if (own := network or network_of(config.name)) is not None:
+    if network is not None:
         if config.options or config.weights is not None:
             key = "options" if config.options else "weights"
             raise ConfigError(
@@ -51,7 +51,7 @@ def build_backbone(
                 "network of "
                 f"yours; make it so, or load the values before it is handed over"
             )
-        handed = own.build(classes if isinstance(classes, int) else len(classes), seed)
+        handed = network.build(classes if isinstance(classes, int) else len(classes), seed)
         handed.size = config.size or handed.size
         return handed
     names = [""] * classes if isinstance(classes, int) else list(classes)

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import rayfed
+from rayfed.config.own_network import register
 from rayfed.errors import ConfigError
 from rayfed.federation.method_registry import METHODS
-from rayfed.models.user_model import register
 from rayfed.testing import (
     DOMAINS,
     leaves_messages_and_frozen_weights_alone,

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import rayfed
+from rayfed.config.own_network import network_of, register
 from rayfed.errors import ConfigError
 from rayfed.experiment.kept_session import end_session
 from rayfed.models.behaviour import Behaviour
 from rayfed.models.examine import examine
 from rayfed.models.fit_network import fit
-from rayfed.models.user_model import network_of, register
 from rayfed.tuning.base import apply_tuning
 from rayfed.tuning.full import Full
 from tests.conftest import quickly

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from rayfed import LoRA, Model
+from rayfed.config.own_network import network_of, register
 from rayfed.errors import ConfigError
 from rayfed.models.fit_network import fit
 from rayfed.models.shared_weights import attach, dump, skeleton
-from rayfed.models.user_model import network_of, output_of, register
+from rayfed.models.user_model import output_of
 from rayfed.tuning.adapter import Adapter
 from rayfed.tuning.base import apply_tuning, export
 from rayfed.tuning.ia3 import IA3
