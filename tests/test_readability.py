@@ -17,8 +17,8 @@ LIMITS = {
 
 The last one was raised by 400 for studies, until the older ways to many runs, which have own sections, are
 studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, by 50 for executors, by
-180 for texts without pads, by 60 for what a stranger missed about studies and rules, and by 60 for rings that no import
-crosses.
+180 for texts without pads, by 60 for what a stranger missed about studies and rules, and by 60 for rings that
+no import crosses.
 """
 
 

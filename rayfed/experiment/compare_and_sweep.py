@@ -56,7 +56,7 @@ def compare(
 
 def grid(
     experiments: Experiment | Sequence[Experiment] | Mapping[str, Experiment],
-    space: Mapping[str, Sequence[Any] | Mapping[str, Any]],
+    space: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     seeds: int | Sequence[int] = 1,
 ) -> Study:
     """A study with one cell for each experiment, each combination of values, and each seed; it is not run.
@@ -64,7 +64,7 @@ def grid(
     Args:
         experiments: The experiment, several, or several by name.
         space: By key, such as `train.lr`: the values, or these by the name that tables have for them, as
-            objects need one.
+            objects need one; None: only experiments and seeds differ.
         seeds: The seeds, or their number, counted from 0.
 
     Returns:
@@ -76,7 +76,7 @@ def grid(
     one = isinstance(experiments, Experiment)
     named = named_experiments([experiments] if isinstance(experiments, Experiment) else experiments)
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    choices = {key: named_values(f"grid: {key}", values) for key, values in space.items()}
+    choices = {key: named_values(f"grid: {key}", values) for key, values in (space or {}).items()}
     if not named or not chosen:
         raise ConfigError(f"grid: there are {len(named)} experiments and {len(chosen)} seeds; give both")
     if taken := {"method", PART, SEED, "round"} & set(choices):

@@ -606,9 +606,10 @@ class Study:
         import pandas as pd
 
         from rayfed.columns import share_of
-        from rayfed.report.style import shown_figure
+        from rayfed.report.style import ENTRY_HEIGHT, MOST_ENTRIES, legend, looks, shown_figure
 
-        figure = shown_figure(6, 3.5)
+        look = looks(self.rows)
+        figure = shown_figure(6, max(3.5, 1.2 + ENTRY_HEIGHT * min(len(look), MOST_ENTRIES)))
         axes = figure.subplots()
         column, metric = self.score, self.metric
         share = share_of(metric)
@@ -623,13 +624,18 @@ class Study:
             if not by_cell:
                 continue
             seeds = pd.concat([pd.concat(cells, axis=1).mean(axis=1) for cells in by_cell.values()], axis=1)
-            [line] = axes.plot(seeds.index, seeds.mean(axis=1), marker=".", label=label)
+            own: dict[str, Any] = {
+                "color": look[label].colour,
+                "marker": look[label].marker,
+                "linestyle": look[label].line,
+            }
+            [line] = axes.plot(seeds.index, seeds.mean(axis=1), markersize=4, label=label, **own)
             if len(by_cell) > 1:
                 ends = (seeds.min(axis=1), seeds.max(axis=1))
                 axes.fill_between(seeds.index, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
         axes.set_xlabel("round")
         axes.set_ylabel(f"{column} %" if share != 1 else column)
-        axes.legend()
+        legend(figure, [*axes.lines])
         return figure
 
     def latex(self) -> str:

@@ -34,6 +34,7 @@ def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_
     assert found.notes == []
     [axes] = found.plot().axes
     assert [line.get_label() for line in axes.lines] == ["slow", "fast"]
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 2
     assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx([*100 * found.scores.mean()])
     assert found.report().name == "report.html"
 

@@ -237,6 +237,7 @@ def test_a_grid_has_a_cell_for_each_method_value_and_seed_and_builds_common_part
     at_rate = study.tests(against={"train.lr": 0.1})["against"].to_dict()
     assert at_rate == {"a train.lr=0.3": "a train.lr=0.1", "b train.lr=0.3": "b train.lr=0.1"}
     assert len(study.tests(against="a train.lr=0.1")) == 3
+    assert len(rayfed.grid({"a": own(rounds=1), "b": own(rounds=2)}, seeds=2)) == 4
     alone = rayfed.grid(own(rounds=1), {"tuning": {"all": "full", "last": "head"}})
     assert alone.names == ("tuning", "seed")
     assert list(alone.labels.values()) == ["tuning=all", "tuning=last"]
