@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayfed.columns import share_of
+from rayfed.columns import metric_in, share_of
 from rayfed.errors import ConfigError, RayFedError, one_line
 from rayfed.experiment.study.coordinates import Key, in_words
 from rayfed.experiment.study.study_folder import Manifest
@@ -26,7 +26,8 @@ class Listed:
         what: Method and data set of a run, or the coordinates of a cell.
         state: `running`, `finished`, `stopped` by a rule, `waiting`, or `not running` before its end.
         done: Finished rounds or cells, and how many are planned.
-        score: Metric and value of the last evaluated round; empty: there is none.
+        score: Column and value of the reported round: the metric of the run, of a cell the one by which its
+            study or its search compares; empty: there is none.
     """
 
     folder: str
@@ -76,18 +77,20 @@ def _listed(folder: Path, root: Path) -> Listed:
     return Listed(folder=name, what=mark.kind, state=_state(folder, ended=False), done="")
 
 
-def _run(folder: Path, name: str, what: str = "") -> Listed:
+def _run(folder: Path, name: str, what: str = "", column: str | None = None) -> Listed:
     run = RecordedRun(folder)
     config = run.config
     planned = run.planned if config else 0
-    value = run.reported.get(run.metric)
-    shown = "" if value is None else f"{run.metric} {value * share_of(run.metric):.4g}"
+    column = column if column in run.reported else run.metric
+    value = run.reported.get(column)
+    share = share_of(run.metric if column == run.metric else metric_in(column) or "")
+    shown = "" if value is None else f"{column} {value * share:.4g}"
     return Listed(
         folder=name,
         what=what or (f"{config['algorithm']} on {config['data']['name']}" if config else "run"),
         state=_state(folder, bool(config) and run.is_finished),
         done=f"{len(run.rounds)}/{planned} rounds" if planned else "",
-        score=f"{shown}%" if shown and share_of(run.metric) != 1 else shown,
+        score=f"{shown}%" if shown and share != 1 else shown,
     )
 
 
@@ -102,12 +105,18 @@ def _cells(root: Path) -> list[Listed]:
     return [_cell(manifest, key) for key in manifest.entries]
 
 
+def _compared(manifest: Manifest) -> str | None:
+    """The column by which a search, or a study, compares its cells; None: the metric of the runs."""
+    objectives: Iterable[str] = (manifest.search or {}).get("objectives", ())
+    return next(iter(objectives), manifest.score)
+
+
 def _cell(manifest: Manifest, key: Key) -> Listed:
     entry, what = manifest.entries[key], in_words(key, manifest.names)
     if not (manifest.place(key) / "config.yaml").exists():
         return Listed(folder=entry.folder, what=what, state="waiting", done=f"0/{entry.rounds} rounds")
     try:
-        found = _run(manifest.place(key), entry.folder, what)
+        found = _run(manifest.place(key), entry.folder, what, _compared(manifest))
     except RayFedError as err:
         return Listed(folder=entry.folder, what=what, state=f"damaged: {one_line(err)}", done="")
     if entry.stopped and found.state == "not running":

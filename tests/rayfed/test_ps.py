@@ -50,6 +50,14 @@ def test_runs_and_studies_are_listed_with_their_states(tmp_path, capsys):
     assert cells["cells/a-seed1"]["score"] == f"accuracy {100 * study.runs['a', 1].accuracy:.4g}%"
 
 
+def test_cells_of_a_search_have_the_score_by_which_it_compares(tmp_path, capsys):
+    space = {"train.lr": [0.1, 0.3]}
+    rayfed.sweep(own(rounds=1), space, trials=2, objective="loss", output=tmp_path / "search", quiet=True)
+    found = [*rows(tmp_path / "search", capsys=capsys).values()]
+    runs = [rayfed.load(path) for path in (tmp_path / "search" / "cells").iterdir()]
+    assert sorted(row["score"] for row in found) == sorted(f"loss {run.metrics['loss']:.4g}" for run in runs)
+
+
 def test_cells_that_wait_or_were_stopped_are_told_apart(tmp_path, capsys):
     study = rayfed.grid({"a": own(rounds=3)}, {}, seeds=2)
     study.run(tmp_path / "study", stop=lambda at, rows: at["seed"] == 0, quiet=True)
