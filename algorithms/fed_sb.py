@@ -5,8 +5,9 @@ Federated LoRA Fine-Tuning, 2025 [singhal2025fedsb], and the released code. With
 the products B C A is B times the mean of C times A, exactly, and rank^2 numbers are sent for each adapter.
 
 A, B and C begin as the singular vectors and values of what one step of full training would change, as in the
-paper (`rayfed.engine.setup` says what differs). With `tuning.core_start=random`, A and B are random with
-orthonormal rows and columns, and C is zero; only this is allowed with noise.
+paper (`rayfed.engine.core_start` says what differs); what is sent for that is traffic of the first round.
+With `tuning.core_start=random`, A and B are random with orthonormal rows and columns, and C is zero; only
+this is allowed with noise.
 """
 
 from collections.abc import Mapping

@@ -626,7 +626,7 @@ BUILT_IN = frozenset(o.metric for o in OBJECTIVES.values())
 """Metrics of tasks that ship, whose direction is not a user's to say."""
 
 METRICS = {o.metric: Metric(o.larger, o.percent, o.metric in o.over_set) for o in OBJECTIVES.values()}
-"""The metrics of tables and figures by name; `learn` adds those of tasks of users."""
+"""The metrics of tables and figures by name; `register_metric` adds those of tasks of users."""
 
 
 def register_metric(about: Objective | Mapping[str, Any]) -> None:
@@ -641,7 +641,7 @@ def register_metric(about: Objective | Mapping[str, Any]) -> None:
 
 
 def score_facts(objective: Objective) -> dict[str, Any]:
-    """Facts about the metric that a run writes, so that others can show it: the argument of `learn`."""
+    """Facts about the metric that a run writes, so that others can show it, for `register_metric`."""
     facts = {"metric": objective.metric, "larger": objective.larger, "percent": objective.percent}
     return {**facts, "pooled": objective.metric in objective.over_set}
 

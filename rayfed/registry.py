@@ -1,4 +1,4 @@
-"""Finds methods, tuning schemes, readers and executors by the name of their file, or as package.module:NAME.
+"""Finds methods, tunings, readers, executors and rules by the name of their file, or as package.module:NAME.
 
 Objects that a user handed over are found by the names of `rayfed.user_objects`.
 """

@@ -1,4 +1,4 @@
-"""Messages between server and clients, the state of the server, and types of hyperparameters."""
+"""Messages between server and clients, their sizes in bytes, the state of the server, types of settings."""
 
 from __future__ import annotations
 

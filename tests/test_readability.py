@@ -8,22 +8,22 @@ LIMITS = {
     "share of long sentences of pages": 0.02,
     "share of long sentences of both": 0.05,
     "docstrings that begin as a question": 0,
-    "words to avoid": 0,
     "words of README.md": 900,
     "handwritten pages": 14,
-    "words of handwritten pages": 20580,
+    "words of handwritten pages": 20600,
 }
 """The most that each count may be; they are lowered whenever a page becomes shorter.
 
 The last one was raised by 400 for studies, until the older ways to many runs, which have own sections, are
 studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, by 50 for executors, by
-180 for texts without pads, by 60 for what a stranger missed about studies and rules, and by 60 for rings that
+180 for texts without pads, by 60 for what a stranger missed about studies and rules, and by 80 for rings that
 no import crosses.
 """
 
 
 def test_what_there_is_to_read_is_short():
     """`python -m docs.readability --long` lists what is too long."""
+    assert readability.dialect() == []  # names file and word
     counts = readability.counts()
     assert {name: counts[name] for name, limit in LIMITS.items() if counts[name] > limit} == {}
 

@@ -1,4 +1,4 @@
-"""Decides where the clients of an experiment run: on which device, or in how many actors with which shares.
+"""Decides where the clients of an experiment run: on which device, and how many actors a GPU holds.
 
 A GPU holds as many actors as its memory does, which one client tells that runs there first. Clients of a
 small network stay on the CPU. An experiment that fits nowhere is refused, and so is one whose files the disk

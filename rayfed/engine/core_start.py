@@ -31,17 +31,26 @@ from rayfed.models.shared_weights import as_array
 from rayfed.seeds import generator
 from rayfed.terminal.console import stage
 from rayfed.tuning.lora import Lora, core_sites
-from rayfed.types import Broadcast, Params, Update
+from rayfed.types import Broadcast, Params, Row, Update
 
 MOST_CLIENTS = 32
 """Clients whose first batch is used; with more clients, as many are drawn."""
+
+EXCHANGE = "core_start"
+"""Name of the exchange in which clients compute gradients."""
+
+FACTORS = "core_factors"
+"""Name of the exchange in which all clients receive A and B."""
 
 
 @settings_restored()
 def core_start(
     context: ClientContext, weights: Weights, start: Params, experiment: RoundPlan
-) -> tuple[Weights, Params]:
-    """All initial tensors, and those that are sent, with the start values that the tuning asks for.
+) -> tuple[Weights, Params, tuple[Row, ...]]:
+    """All initial tensors, those that are sent, and what clients sent and received to compute them.
+
+    The clients that compute gradients receive the trained tensors and answer a gradient of each layer. Then
+    every client receives A and B; C is in the first message of the training.
 
     Args:
         context: What a process needs to run clients.
@@ -55,7 +64,7 @@ def core_start(
     """
     scheme = getattr(context.tuning, "inner", context.tuning)
     if not (isinstance(scheme, Lora) and scheme.core and scheme.core_start == "gradient"):
-        return weights, start
+        return weights, start, ()
     if experiment.channel.noise:
         raise ConfigError(
             "tuning.core_start: 'gradient' computes A, B and C from gradients of the clients, to which the "
@@ -71,7 +80,7 @@ def core_start(
     ]
     updates = [worker.call(call, {})[0] for call in calls]
     total = sum(update.num_examples for update in updates)
-    values, own = dict(weights), dict(start)
+    values, own, shared = dict(weights), dict(start), 0
     for site in core_sites(context.skeleton()):
         parts = [update.extra[site.layer] * (update.num_examples / total) for update in updates]
         change = first_step(torch.stack(parts).sum(0), context.train, context.train.rate(0, context.rounds))
@@ -79,8 +88,14 @@ def core_start(
             (site.a, site.b, site.c), factor_update(change, site.rank, site.scale), strict=True
         ):
             values[name] = as_array(value, weights[name])
+        shared += values[site.a].nbytes + values[site.b].nbytes
         own[global_name(site.c)] = torch.from_numpy(values[site.c]).clone()
-    return values, own
+    transfers = [
+        {"exchange": EXCHANGE, "client": call.client, "down": sent.num_bytes(), "up": update.num_bytes()}
+        for call, update in zip(calls, updates, strict=True)
+    ]
+    transfers += [{"exchange": FACTORS, "client": cid, "down": shared, "up": 0} for cid in clients]
+    return values, own, tuple(transfers)
 
 
 def gradients(local: Local, client: Client, sent: Broadcast) -> Update:

@@ -47,7 +47,7 @@ from rayfed.heterogeneity.faults import Faults
 from rayfed.objective import Classification, Objective
 from rayfed.sampling import uniform
 from rayfed.sampling.base import Rule, candidates_of, sample
-from rayfed.types import Params, ServerState, Update
+from rayfed.types import Params, Row, ServerState, Update
 
 
 def headline(scores: Mapping[str, Evaluation], deploys: str) -> dict[str, float | str]:
@@ -188,6 +188,7 @@ class RoundPlan(Federation):
         adapting: Clients that never train and are also scored after a few local steps; None: there are none.
         parts: Start values of the trained tensors of each kind, with which the final model is scored again;
             empty where the whole network is trained; None: it is not scored again.
+        before: What was sent to compute start values, in the traffic of the first round.
     """
 
     server: Server
@@ -209,6 +210,7 @@ class RoundPlan(Federation):
     privacy: Privacy | None = None
     adapting: Adaptation | None = None
     parts: Mapping[str, Params] | None = None
+    before: tuple[Row, ...] = ()
 
 
 def run_rounds(
@@ -229,6 +231,7 @@ def run_rounds(
     for r in range(first, experiment.rounds):
         started = time.perf_counter()
         cohort = draw_cohort(experiment, executor, replace(state, round=r))
+        cohort.ledger.transfers += experiment.before if r == 0 else ()
         state = replace(state, round=r)
         after = None
         if cohort.ids:

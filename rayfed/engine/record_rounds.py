@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -216,7 +216,7 @@ def record_rounds(
                 with _saved_early(keeper, folder):
                     for done in run_rounds(experiment, executor, start, state):
                         with finishing():  # else a row could have no checkpoint
-                            done, row = _record(done, keeper, folder, visits, watch)
+                            done, row = _record(done, keeper, folder, visits, experiment.clients, watch)
                             state = done.state
                             keeper.finished(done, is_due(every, state.round, experiment.rounds))
                         yield row
@@ -236,9 +236,17 @@ def record_rounds(
 
 
 def _record(
-    done: Round, keeper: _Keeper, folder: RunFolder, visits: list[CallTiming], watch: Watch | None
+    done: Round,
+    keeper: _Keeper,
+    folder: RunFolder,
+    visits: list[CallTiming],
+    clients: Container[str],
+    watch: Watch | None,
 ) -> tuple[Round, Row]:
     """Write a finished round into the folder.
+
+    Args:
+        clients: Ids of the clients; calls of other test sets have no client.
 
     Returns:
         The round as it was written, and its row with what is only shown: the slowest client.
@@ -246,7 +254,7 @@ def _record(
     executor = keeper.executor
     nonfinite, done = _find_nonfinite(done, keeper.keeping.on_nonfinite, executor.on_event)
     done = replace(done, row={**done.row, **busy(visits, executor.actors, done.row["seconds"])})
-    slowest_visits = slowest(visits)
+    slowest_visits = slowest([visit for visit in visits if visit.client in clients])
     folder.add(done)
     if watch is not None:
         watch.round(done.row, done.ledger, done.scores, visits, executor.actors)

@@ -273,7 +273,9 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     table = RowTable({**splits, **pack_splits(packed, context.splits)}, partition.drawn)
     in_parts = not why_whole_batches(design, parts.local, model.whole_batch, goal)
     smaller = Smaller(train=context.train, micro_batch=in_parts, checkpointing=model.can_checkpoint)
-    weights, start = core_start(replace(context, splits=table), model.weights, model.start, experiment)
+    weights, start, before = core_start(
+        replace(context, splits=table), model.weights, model.start, experiment
+    )
     return Setup(
         design=design,
         experiment=replace(
@@ -281,6 +283,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
             group=group.clients,
             packs=packed,
             cost=cost,
+            before=before,
             parts=parts_to_put_back(design, experiment, model.parts, start, table),
         ),
         context=replace(

@@ -1,1 +1,1 @@
-"""Test sets of an evaluation, and statistics over clients and domains."""
+"""Test sets of an evaluation, and all statistics over clients and domains in the rows of rounds."""

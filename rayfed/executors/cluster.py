@@ -1,4 +1,4 @@
-"""Chooses number and size of the client actors so that they fit on the nodes, and reserves resources."""
+"""Fits client actors onto the nodes, given how many a GPU holds, and reserves resources."""
 
 from __future__ import annotations
 

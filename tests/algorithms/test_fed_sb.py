@@ -6,7 +6,9 @@ import torch
 
 from rayfed.data.examples import Normalizer
 from rayfed.data.shards import open_dataset
+from rayfed.engine.loop import run_rounds
 from rayfed.errors import ConfigError
+from rayfed.executors.inline import InlineExecutor
 from rayfed.federation.passes import logits
 from rayfed.models.build import build_backbone
 from rayfed.models.shared_weights import attach
@@ -110,3 +112,25 @@ def test_frozen_factors_in_bfloat16_are_those_that_were_computed(cache):
 def test_dropout_is_on_although_both_factors_are_frozen(small):
     plain, dropped = (small("algorithm=fed_sb", f"tuning.dropout={share}", "rounds=1") for share in (0, 0.5))
     assert plain.sha256 != dropped.sha256
+
+
+def test_what_is_sent_for_the_start_is_traffic_of_the_first_round(cache):
+    """A gradient of each layer from every client, then A and B to every client."""
+    setup = prepared(cache, *FEW, "rounds=2")
+    executor = InlineExecutor(setup.context, setup.weights)
+    first, second = run_rounds(setup.experiment, executor, setup.start)
+    clients = list(setup.experiment.clients)
+    begin = [row for row in first.ledger.transfers if row["exchange"].startswith("core_")]
+    factors = {name: setup.weights[name] for s in core_sites(setup.context.skeleton()) for name in (s.a, s.b)}
+    sizes = [
+        4 * setup.weights[s.b].shape[0] * setup.weights[s.a].shape[1]
+        for s in core_sites(setup.context.skeleton())
+    ]
+    start = sum(value.nbytes for value in setup.start.values())
+    shared = sum(value.nbytes for value in factors.values())
+    assert begin == [
+        *({"exchange": "core_start", "client": c, "down": start, "up": sum(sizes)} for c in clients),
+        *({"exchange": "core_factors", "client": c, "down": shared, "up": 0} for c in clients),
+    ]
+    assert first.row["bytes_up"] - second.row["bytes_up"] == len(clients) * sum(sizes)
+    assert prepared(cache, *FEW, "tuning.core_start=random").experiment.before == ()
