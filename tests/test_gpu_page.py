@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import device_counts
 from rayfed.federation.method_registry import METHODS
-from tests.conftest import ROOT
+from tests.conftest import QUICK, ROOT
 
 TEXT = device_counts.PAGE.read_text()
 
@@ -17,15 +17,16 @@ def test_the_table_has_every_method():
 
 @pytest.mark.slow
 @pytest.mark.steady
-def test_the_row_of_fedavg_is_what_is_counted(cache, monkeypatch):
+@pytest.mark.parametrize("name", QUICK)
+def test_the_row_of_a_method_is_what_is_counted(name, cache, monkeypatch):
+    """Run `python -m benchmarks.device_counts` where this fails."""
     monkeypatch.setenv("RAYFED_CACHE", str(cache))
-    assert device_counts.row("fedavg") in TEXT.splitlines()
+    assert device_counts.row(name) in TEXT.splitlines()
 
 
 @pytest.mark.slow
-@pytest.mark.steady
 def test_the_table_is_what_is_counted():
-    """Run `python -m benchmarks.device_counts` where this fails."""
+    """All rows; several minutes, so not in CI."""
     assert device_counts.page(TEXT) == TEXT
 
 

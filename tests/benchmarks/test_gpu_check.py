@@ -229,7 +229,6 @@ def test_a_named_interpreter_is_used_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.steady
 @pytest.mark.ray
 def test_the_rehearsal_runs_every_part(tmp_path):
     file = tmp_path / "check.json"
