@@ -33,7 +33,7 @@ from rayfed.fast.graphs import allowed_graphs, drop_graphs, use_graphs
 from rayfed.fast.group import Group, MemberError, log_failure
 from rayfed.fast.optimizers import joint_optimizer
 from rayfed.fast.size import group_size
-from rayfed.fast.stacked import why_not_joint
+from rayfed.fast.shareable import why_not_joint
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts

@@ -6,7 +6,7 @@ import pytest
 
 from rayfed.errors import ConfigError
 from rayfed.fast.size import group_size
-from rayfed.fast.stacked import why_not_joint
+from rayfed.fast.shareable import why_not_joint
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import small_setup
