@@ -119,15 +119,19 @@ def _of_all(weight: Any, bias: Any) -> tuple[int, Any, Any]:
 
 
 def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
-    """F.linear of rows (K m, ..., d_in)."""
+    """F.linear of rows (K m, ..., d_in).
+
+    The weights come first in the products, so that their gradients are laid out as they are.
+    """
     clients, weights, biases = _of_all(weight, bias)
     rows = x.unflatten(0, (-1, clients)).transpose(0, 1)
-    flat = rows.reshape(clients, -1, x.shape[-1])
+    flat = rows.reshape(clients, -1, x.shape[-1]).mT
     if biases is None:
-        out = torch.bmm(flat, weights.mT)
+        out = torch.bmm(weights, flat)
     else:
-        out = torch.baddbmm(biases[:, None], flat, weights.mT)
-    return out.view(*rows.shape[:-1], -1).transpose(0, 1).flatten(0, 1)
+        out = torch.baddbmm(biases[:, :, None], weights, flat)
+    by_rows = out.mT.unflatten(1, rows.shape[1:-1]).transpose(0, 1).flatten(0, 1)
+    return by_rows.contiguous()  # for one client it is a view in another order, in which dropout would draw
 
 
 def _convolution(
@@ -165,6 +169,8 @@ def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """F.layer_norm of rows (K m, ...) over the last dimensions, which have this shape."""
+    if x.ndim == 2:  # one operation: a GroupNorm of m rows, whose groups are the clients
+        return _group_norm(x, 1, weight, bias, eps)
     clients, *both = _of_all(weight, bias)
     normed = F.layer_norm(x, shape, None, None, eps).unflatten(0, (-1, clients))
     middle = [1] * (x.ndim - 1 - len(shape))
