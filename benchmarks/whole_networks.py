@@ -75,11 +75,6 @@ def tiny_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def linear() -> nn.Module:
-    """Logistic regression of 784 numbers."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-
-
 def resnet() -> nn.Module:
     """Three residual blocks with GroupNorm."""
     return ResNet((16, 32, 64), nn.ReLU)
@@ -92,7 +87,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (resnet, (3, 32, 32)),
     "wide_mlp": (wide_mlp, (1, 28, 28)),
     "mlp": (mlp, (1, 28, 28)),
-    "linear": (linear, (1, 28, 28)),
     "tiny_mlp": (tiny_mlp, (1, 8, 8)),
 }
 """Networks, and the shape of an image."""
@@ -138,7 +132,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as client actors do
-    print("| network | parameters | MFLOP of an image | one by one, ms | " + " | ".join(f"groups of {k}" for k in args.groups) + " |")
+    columns = ["network", "parameters", "MFLOP of an image", "one by one, ms"]
+    print(f"| {' | '.join([*columns, *(f'groups of {k}' for k in args.groups)])} |")
     print("|---|" + "---:|" * (3 + len(args.groups)), flush=True)
     for name in args.networks:
         setup = prepared(name, args.clients)

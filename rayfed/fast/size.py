@@ -29,10 +29,15 @@ Values, gradients and momentum of so many need 0.8 GB, and their copies in a pas
 WHOLE_ROW = 20_000_000
 """With `auto` on a CPU, the most operations of a row with which whole networks are trained in groups.
 
-Measured with `benchmarks/whole_networks.py`: TODO"""
+Processor time of groups, as a share of single clients (benchmarks/results/whole_networks.md): 0.56 to 0.89 for
+networks of up to 18.5 million operations and 199,210 numbers, above 1 from 28 million and 809,322 on, whose joint
+activations and values do not stay in the caches."""
 
 WHOLE_NUMBERS = 250_000
 """With `auto` on a CPU, the most trained numbers with which whole networks are trained in groups."""
+
+WHOLE_LEAST = 4
+"""With `auto` on a CPU, the smallest group with whole networks; groups of 2 take longer than single clients."""
 
 USUAL = ("prepare", "train", "step", "loss")
 """What a method does not override where clients with whole networks train in one loop."""
@@ -82,7 +87,10 @@ def group_size(
         most = min(most, NUMBERS // whole.numbers)
         if most < 2:
             return GroupSize(1, f"{whole.numbers:,} trained numbers are too many for a group", chosen=True)
-    return GroupSize(min(MOST, most, max(1, -(-cohort // PARTS))))
+    clients = min(MOST, most, max(1, -(-cohort // PARTS)))
+    if whole is not None and not whole.on_device and clients < WHOLE_LEAST:
+        return GroupSize(1, "groups of so few clients with whole networks are slower on a CPU", chosen=True)
+    return GroupSize(clients)
 
 
 def _why_slower(train: TrainConfig, local: Local, row: int, whole: Whole) -> str:

@@ -238,6 +238,7 @@ def test_auto_makes_groups_of_larger_networks_where_the_config_asks_for_a_gpu():
 def test_a_run_with_many_clients_and_a_small_network_has_groups():
     few = ("data.partition.clients_per_domain=8", "data.limit=64", "data.val=0", "train.group=auto")
     assert whole("cnn", *few).group.clients == 4
+    assert whole("cnn", *few, "clients_per_round=12").group.clients == 1
     assert whole("cnn", *few, "data.augment.flip={}").group.clients == 1
     assert whole("cnn", *few, "data.augment.flip={}", "cluster.gpus_per_actor=1").group.clients == 4
     assert whole("cnn", *few, "algorithm=fedprox").group.clients == 1
