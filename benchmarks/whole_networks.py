@@ -1,9 +1,9 @@
 """CPU time of training whole networks, client by client and in groups (`train.group`).
 
 Networks and batches of the field's benchmarks: 50 images for each client of a round (40 train), in batches
-of 10, one pass. Clients are run in this process; sizes of groups alternate, and the processor time of whole rounds is
-measured, which other jobs of the machine change little. Prints the median milliseconds of a step of a client,
-and the share of those of single clients.
+of 10, one pass. Clients are run in this process; sizes of groups alternate, and the processor time of whole
+rounds is measured, which other jobs of the machine change little. Prints the median milliseconds of a step of
+a client, and the share of those of single clients.
 
     python -m benchmarks.whole_networks [--clients 32] [--groups 4 32] [--repeats 5] [--networks cifar mlp]
 """
@@ -104,9 +104,7 @@ def prepared(name: str, clients: int) -> Setup:
     network = rayfed.Model(make)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        experiment = rayfed.Experiment(
-            method="fedavg", model=network, data=data, tuning="full", train=train
-        )
+        experiment = rayfed.Experiment(method="fedavg", model=network, data=data, tuning="full", train=train)
         setup = make_plan(experiment.config(output=str(path)), path).setup
         assert setup is not None
         return setup

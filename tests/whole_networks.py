@@ -1,8 +1,8 @@
-"""Small networks of which everything trains, as users hand them over, and as the field's benchmarks have them.
+"""Small networks of which everything trains, as users hand them over, and as benchmarks of the field have.
 
-Images have three channels and 32 x 32 pixels. Each network is named in a config by its function here. Those of
-tests are smooth: where a rounding changes the sign of what a ReLU gets, or the largest of a window, gradients
-jump, and updates of two ways to compute the same are further apart than `tests.rounding` can say.
+Images have three channels and 32 x 32 pixels. Each network is named in a config by its function here. Those
+of tests are smooth: where a rounding changes the sign of what a ReLU gets, or the largest of a window,
+gradients jump, and updates of two ways to compute the same are further apart than `tests.rounding` can say.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.norm2(self.second(self.act(self.norm1(self.first(x)))))
         around: Tensor = self.around(x)
-        h = self.act(h + around)
-        return h
+        out: Tensor = self.act(h + around)
+        return out
 
 
 class ResNet(nn.Module):

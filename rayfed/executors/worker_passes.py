@@ -58,8 +58,8 @@ class Whole:
     Attributes:
         numbers: How many numbers train.
         on_device: The config puts clients on a GPU.
-        has_own_batches: What a batch is, or its loss, is not as of the data set: images are changed at random,
-            or the loss is a user's.
+        has_own_batches: A batch or its loss is not that of the data set: images are changed at random, or
+            the loss is a user's.
     """
 
     numbers: int

@@ -32,8 +32,8 @@ from rayfed.executors.worker_passes import GroupSize, Whole, WorkerPasses
 from rayfed.fast.graphs import allowed_graphs, drop_graphs, use_graphs
 from rayfed.fast.group import Group, MemberError, log_failure
 from rayfed.fast.optimizers import joint_optimizer
-from rayfed.fast.size import group_size
 from rayfed.fast.shareable import trained_numbers, why_not_joint
+from rayfed.fast.size import group_size
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts

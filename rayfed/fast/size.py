@@ -29,15 +29,14 @@ Values, gradients and momentum of so many need 0.8 GB, and their copies in a pas
 WHOLE_ROW = 20_000_000
 """With `auto` on a CPU, the most operations of a row with which whole networks are trained in groups.
 
-Processor time of groups, as a share of single clients (benchmarks/results/whole_networks.md): 0.56 to 0.89 for
-networks of up to 18.5 million operations and 199,210 numbers, above 1 from 28 million and 809,322 on, whose joint
-activations and values do not stay in the caches."""
+Measured (benchmarks/results/whole_networks.md): groups are faster for networks of up to 18.5 MFLOP for a row
+and 199,210 numbers, and slower from 28 MFLOP and 809,322 numbers on, which leave the caches."""
 
 WHOLE_NUMBERS = 250_000
 """With `auto` on a CPU, the most trained numbers with which whole networks are trained in groups."""
 
 WHOLE_LEAST = 4
-"""With `auto` on a CPU, the smallest group with whole networks; groups of 2 take longer than single clients."""
+"""With `auto` on a CPU, the smallest group with whole networks; groups of 2 gain nothing in some."""
 
 USUAL = ("prepare", "train", "step", "loss")
 """What a method does not override where clients with whole networks train in one loop."""

@@ -203,9 +203,7 @@ class Filling:
         """Args: batches: places of the examples of each batch of each client, most batches first."""
         numbers = [len(own) for own in batches]
         self.size = max(len(batch) for own in batches for batch in own)
-        self.sizes = [
-            [len(own[i]) if i < len(own) else 0 for own in batches] for i in range(max(numbers))
-        ]
+        self.sizes = [[len(own[i]) if i < len(own) else 0 for own in batches] for i in range(max(numbers))]
         self._rows = np.empty((max(numbers), len(batches), self.size), np.int64)
         self.shares = np.zeros(self._rows.shape, np.float32)
         for k, own in enumerate(batches):

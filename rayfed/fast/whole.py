@@ -1,9 +1,9 @@
 """Networks of which everything trains, for several clients at once: products and convolutions by client.
 
-Such clients have no trunk in common: every layer has values for each of them. The rows of a joint pass are in
-another order here than in `rayfed.fast.stacked`: row j of every client, then row j + 1. So K m images (K m, C,
-H, W) are m images of K C channels without a copy, and a convolution or a GroupNorm of K clients is one
-operation with K times as many groups. A layer that looks at each row alone computes these rows as any others.
+Such clients have no trunk in common: every layer has values for each of them. The rows of a joint pass are
+in another order here than in `rayfed.fast.stacked`: row j of every client, then row j + 1. So K m images
+(K m, C, H, W) are m images of K C channels without a copy, and a convolution or a GroupNorm of K clients is
+one operation with K times as many groups. A layer that looks at each row alone computes these rows as others.
 
 Letters in shapes: K clients, m rows of a client.
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rayfed.fast.stacked import Stacked, dropouts
 from rayfed.models.backbone import Backbone
+
 
 def by_row(rows: Tensor, clients: int) -> Tensor:
     """Rows of K clients, one client after the other, as the layers here want them; shape (K m, ...)."""
@@ -75,7 +76,7 @@ class WholeStack(Stacked):
     """Values of one tensor for K clients whose rows are in the order of this module."""
 
     def expand(self, rows: int, *_: int) -> Tensor:
-        """The value of its client for each of K m rows, shape (K m, ...); that of one row where it has one."""
+        """The value of its client for each of K m rows, shape (K m, ...), or its only row if it has one."""
         own = self.value.flatten(0, 1) if self.dim() > 1 and self.shape[0] == 1 else self.value
         return own.expand(rows // self.clients, *own.shape).flatten(0, 1)
 
@@ -106,7 +107,7 @@ class WholeStack(Stacked):
 
 
 def _each(value: Any, clients: int) -> Tensor | None:
-    """The values of K clients, shape (K, ...), of a stack, or of a tensor that all have; None: there is none."""
+    """The values of K clients, shape (K, ...), of a stack or of a tensor that all have; None: of nothing."""
     if isinstance(value, Stacked):
         return value.value
     return None if value is None else value.expand(clients, *value.shape)
@@ -126,10 +127,7 @@ def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
     clients, weights, biases = _of_all(weight, bias)
     rows = x.unflatten(0, (-1, clients)).transpose(0, 1)
     flat = rows.reshape(clients, -1, x.shape[-1]).mT
-    if biases is None:
-        out = torch.bmm(weights, flat)
-    else:
-        out = torch.baddbmm(biases[:, :, None], weights, flat)
+    out = torch.bmm(weights, flat) if biases is None else torch.baddbmm(biases[:, :, None], weights, flat)
     by_rows = out.mT.unflatten(1, rows.shape[1:-1]).transpose(0, 1).flatten(0, 1)
     return by_rows.contiguous()  # for one client it is a view in another order, in which dropout would draw
 
@@ -155,8 +153,8 @@ def _convolution(
 def _group_norm(x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """F.group_norm of maps (K m, d, ...)."""
     clients, weights, biases = _of_all(weight, bias)
-    flat = [None if each is None else each.flatten() for each in (weights, biases)]
-    out = F.group_norm(_channels(x, clients), clients * groups, *flat, eps)
+    scale, shift = (None if each is None else each.flatten() for each in (weights, biases))
+    out = F.group_norm(_channels(x, clients), clients * groups, scale, shift, eps)
     return out.unflatten(1, (clients, -1)).flatten(0, 1)
 
 

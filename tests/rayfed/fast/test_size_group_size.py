@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rayfed.errors import ConfigError
-from rayfed.fast.size import group_size
 from rayfed.fast.shareable import why_not_joint
+from rayfed.fast.size import group_size
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import small_setup

@@ -6,21 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-import rayfed
 from rayfed.engine.loop import run_rounds
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker_passes import Whole
 from rayfed.fast import group, size
-from rayfed.fast.shareable import why_not_joint
 from rayfed.fast.size import group_size
 from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.train_config import TrainConfig
-from rayfed.models.user_model import network_of
 from rayfed.testing import small_setup
 from tests.conftest import STEADY
 from tests.pretended import pretended
-from tests.rayfed.fast.test_group import Answers, ExactAnswers, check_agreement, moved, played, prepared
+from tests.rayfed.fast.test_group import ExactAnswers, check_agreement, moved, played, prepared
 from tests.rayfed.fast.test_group_device import agree
 from tests.rounding import equally_near, exact_numbers, exact_setup
 
@@ -45,7 +42,9 @@ WAYS = (
 
 def whole(network, *overrides):
     """An experiment with a network of `tests.whole_networks`."""
-    model = MIXER if network == "mixer" else (f"model.name=tests.whole_networks:{network}", "model.options={}")
+    model = (
+        MIXER if network == "mixer" else (f"model.name=tests.whole_networks:{network}", "model.options={}")
+    )
     return prepared("algorithm=fedavg", "tuning=full", *model, "train.group=5", *overrides)
 
 
