@@ -73,7 +73,18 @@ class Mapped:
         self.splits = splits
 
     def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
-        for rows in self.rows(owner, split, order, size):
+        return self._read(self.rows(owner, split, order, size))
+
+    def positions(self, owner: str, split: str, order: Tensor) -> Tensor:
+        """Row numbers of examples in the data set, int64. Args: as of `batches`."""
+        return torch.from_numpy(np.asarray(self.splits[owner][split][order.numpy()], np.int64))
+
+    def stream(self, batches: Sequence[Tensor]) -> Iterator[Stored]:
+        """The examples of each of these batches. Args: batches: row numbers, as of `positions`."""
+        return self._read([batch.numpy() for batch in batches])
+
+    def _read(self, batches: Sequence[Indices]) -> Iterator[Stored]:
+        for rows in batches:
             yield torch.from_numpy(self.inputs[rows]), torch.from_numpy(self.targets[rows])
 
     def rows(self, owner: str, split: str, order: Tensor | None, size: int) -> list[Indices]:
@@ -158,22 +169,11 @@ class Streamed(Mapped):
         self._stream = self._module.Stream(device) if self._module is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
-    def positions(self, owner: str, split: str, order: Tensor) -> Tensor:
-        """Row numbers of examples in the data set, int64. Args: as of `batches`."""
-        return torch.from_numpy(np.asarray(self.splits[owner][split][order.numpy()], np.int64))
-
-    def stream(self, batches: Sequence[Tensor]) -> Iterator[Stored]:
-        """The examples of each of these batches. Args: batches: row numbers, as of `positions`."""
-        return self._read([batch.numpy() for batch in batches])
-
-    def batches(self, owner: str, split: str, order: Tensor | None, size: int) -> Iterator[Stored]:
-        return self._read(self.rows(owner, split, order, size))
-
-    def _read(self, rows: Sequence[Indices]) -> Iterator[Stored]:
-        if not rows:
+    def _read(self, batches: Sequence[Indices]) -> Iterator[Stored]:
+        if not batches:
             return
-        ready = self._send(*self._collect(rows[0]))
-        for following in rows[1:]:
+        ready = self._send(*self._collect(batches[0]))
+        for following in batches[1:]:
             ahead = self._thread.submit(self._collect, following)
             yield self._receive(ready)
             ready = self._send(*ahead.result())

@@ -51,6 +51,22 @@ class GroupSize:
         return f"clients are trained one by one, because {self.why}" if explains else ""
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A network most of which is trained, so that clients have no part of it in common.
+
+    Attributes:
+        numbers: How many numbers train.
+        on_device: The config puts clients on a GPU.
+        has_own_batches: A batch or its loss is not that of the data set: images are changed at random, or
+            the loss is a user's.
+    """
+
+    numbers: int
+    on_device: bool = False
+    has_own_batches: bool = False
+
+
 def check_group(train: TrainConfig, client_timeout: float | None) -> None:
     """Check before a run that nothing in the config excludes the groups that it asks for.
 
@@ -78,8 +94,19 @@ class WorkerPasses(Passes):
         """Why several clients cannot be trained together with a tuned model; empty: they can."""
         return f"the package {FAST} is not there"
 
+    def trained_numbers(self, model: Backbone) -> int:
+        """How many numbers train in a network most of which is trained; 0: clients have a part in common."""
+        return 0
+
     def group_size(
-        self, train: TrainConfig, local: Local, reason: str, frozen: bool, cohort: int, row: int
+        self,
+        train: TrainConfig,
+        local: Local,
+        reason: str,
+        frozen: bool,
+        cohort: int,
+        row: int,
+        whole: Whole | None,
     ) -> GroupSize:
         """The number of clients that are trained together.
 
@@ -90,6 +117,7 @@ class WorkerPasses(Passes):
             frozen: The features of the network do not change in training.
             cohort: Number of clients of a round.
             row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
+            whole: The network, if most of it is trained; None: clients have a part of it in common.
 
         Raises:
             ConfigError: The config asks for what is not possible here.

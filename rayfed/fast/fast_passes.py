@@ -28,12 +28,12 @@ from rayfed.executors.worker import (
     receive,
     send_back,
 )
-from rayfed.executors.worker_passes import GroupSize, WorkerPasses
+from rayfed.executors.worker_passes import GroupSize, Whole, WorkerPasses
 from rayfed.fast.graphs import allowed_graphs, drop_graphs, use_graphs
 from rayfed.fast.group import Group, MemberError, log_failure
 from rayfed.fast.optimizers import joint_optimizer
+from rayfed.fast.shareable import trained_numbers, why_not_joint
 from rayfed.fast.size import group_size
-from rayfed.fast.stacked import why_not_joint
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts
@@ -59,10 +59,20 @@ class FastPasses(WorkerPasses):
     def why_alone(self, model: Backbone) -> str:
         return why_not_joint(model)
 
+    def trained_numbers(self, model: Backbone) -> int:
+        return trained_numbers(model)
+
     def group_size(
-        self, train: TrainConfig, local: Local, reason: str, frozen: bool, cohort: int, row: int
+        self,
+        train: TrainConfig,
+        local: Local,
+        reason: str,
+        frozen: bool,
+        cohort: int,
+        row: int,
+        whole: Whole | None,
     ) -> GroupSize:
-        return group_size(train, local, reason, frozen, cohort, row)
+        return group_size(train, local, reason, frozen, cohort, row, whole)
 
     def graphs(self, train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
         return allowed_graphs(train, parts, model)

@@ -15,7 +15,7 @@ import logging
 import random
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
@@ -41,9 +41,11 @@ from rayfed.devices import (
 from rayfed.errors import one_line
 from rayfed.fast.joint_batches import JointBatches
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
+from rayfed.fast.shareable import trained_numbers
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
-from rayfed.fast.training import train_all
+from rayfed.fast.training import Members, train_all
+from rayfed.fast.whole import WholeStack, dropping_by_client, run_whole
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
@@ -249,16 +251,18 @@ class Rows:
             repeated in the rest, and no result of these rows is used.
         lengths: Tokens of the texts of each client, which are padded to the longest; empty: no texts. What is
             returned for a client has its own length.
+        least: Least number of rows that every client has room for.
     """
 
     members: Sequence[int]
     sizes: Sequence[int]
     lengths: Sequence[int] = ()
+    least: int = 0
 
     @property
     def room(self) -> int:
         """Number m of rows that every client has room for."""
-        return max(self.sizes)
+        return max(self.least, *self.sizes)
 
     @property
     def is_even(self) -> bool:
@@ -267,7 +271,7 @@ class Rows:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The rows of all clients, shape (K m, ...); texts are padded on the right with `PAD`."""
-        if len(parts) == 1:
+        if len(parts) == 1 and len(parts[0]) == self.room:
             return parts[0]
         filled = []
         longest = max((part.shape[1] for part in parts if self.lengths and part.ndim > 1), default=0)
@@ -277,7 +281,8 @@ class Rows:
                 part = F.pad(part, ends, value=PAD)
             filled.append(part)
             if short := self.room - len(part):
-                filled.append(part[:1].expand(short, *part.shape[1:]))
+                one = part[:1] if len(part) else part.new_zeros(1, *part.shape[1:])
+                filled.append(one.expand(short, *part.shape[1:]))
         return torch.cat(filled)
 
     def means(self, each: Tensor) -> Tensor:
@@ -506,6 +511,8 @@ class Group:
         """
         self._model = model
         self._places = stackable(model)
+        self._is_whole = trained_numbers(model) > 0
+        self._stacked = WholeStack if self._is_whole else Stacked
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
         self._turns: list[Turn[Any]] = []
@@ -515,7 +522,7 @@ class Group:
         views = {name: stack for name, stack in self._stacks.items() if name in self._places}
         self._steps = JointSteps(views, each)
         unit = None if device == HOST else torch.ones((), device=device)
-        self.passes = [MemberPasses(partial(self._ask, k), unit) for k in range(len(values))]
+        self.passes = [MemberPasses(partial(self._ask, k), unit, self._is_whole) for k in range(len(values))]
         self.models = [
             MemberModel(model, own, blocks, passes.ask)
             for own, blocks, passes in zip(each, active, self.passes, strict=True)
@@ -596,9 +603,14 @@ class Group:
         """Whether these clients were trained in one loop, for each of them."""
         whole = len(requests) == len(self.streams)
         draws = [stream.counted for stream in self.streams]
-        parts = (self._model, self._stacks, self._places, self._steps, draws)
-        done = whole and train_all(*parts, [requests[k] for k in range(len(requests))])
+        values = (self._stacks, self._places, self._stacked, self._steps)
+        members = Members(self._model, *values, draws, self._dropping)
+        done = whole and train_all(members, [requests[k] for k in range(len(requests))])
         return dict.fromkeys(requests, done)
+
+    def _dropping(self, sizes: Sequence[int], room: int) -> AbstractContextManager[None]:
+        """As `Members.drawing`."""
+        return dropping(self._model, Rows(range(len(sizes)), sizes, least=room), self.streams)
 
     def _compute(self, requests: Mapping[int, Pass | Backward]) -> dict[int, Any]:
         backward: dict[Joint, dict[int, Sequence[Tensor | None]]] = {}
@@ -662,7 +674,12 @@ class Group:
         """Output of the network for the rows of all clients, or the loss of each client, shape (K,)."""
         options = dict(passes[0].options)
         objective = options.pop("objective", None)
-        output = getattr(self._model, passes[0].kind)(x, **options)
+        network = getattr(self._model, passes[0].kind)
+        if self._is_whole:
+            with dropping_by_client(self._model, len(passes)):
+                output = run_whole(network, x, len(passes), **options)
+        else:
+            output = network(x, **options)
         targets = [p.targets for p in passes if p.targets is not None]
         if not targets:
             return output
@@ -673,14 +690,14 @@ class Group:
         given = passes[0].values
         own = {name: self._stacks[name].detach() for name in names if name not in given}
         # Copies: a client may change its values before another one has gone backward through this pass.
-        values: dict[str, Any] = {name: Stacked(value) for name, value in _copies(own, members).items()}
+        values: dict[str, Any] = {name: self._stacked(value) for name, value in _copies(own, members).items()}
         for name in (name for name in names if name in given):
             each = [p.values[name] for p in passes]
             device = self._stacks[name].device
             if all(value is each[0] for value in each):
                 values[name] = each[0].to(device)
             else:
-                values[name] = Stacked(torch.stack([value.to(device) for value in each]))
+                values[name] = self._stacked(torch.stack([value.to(device) for value in each]))
         return values
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.examples import ClientData, OnDevice, Streamed
+from rayfed.data.examples import ClientData, Mapped, OnDevice
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
 from rayfed.fast.optimizers import joint_optimizer
@@ -89,7 +89,7 @@ class AllSteps:
 
     Attributes:
         optimizer: Takes a step after each batch.
-        examples: The examples of all clients, for a device.
+        examples: The examples of all clients.
         normalize: As of `ClientData`.
         batches: Places of the examples of each batch, as of `examples.positions`.
         objective: The objective of the task, which joins clients.
@@ -99,7 +99,7 @@ class AllSteps:
     """
 
     optimizer: torch.optim.Optimizer
-    examples: OnDevice | Streamed
+    examples: OnDevice | Mapped
     normalize: Callable[[Tensor], Tensor]
     batches: Sequence[Tensor]
     objective: Objective
@@ -316,15 +316,18 @@ class MemberModel:
 class MemberPasses(Passes):
     """Computes for a client of a group: on a device, together with the others.
 
-    On the CPU, where starting an operation takes little time, every client computes its own losses and steps.
+    On the CPU, where starting an operation takes little time, every client computes its own losses and steps,
+    unless it has a whole network of its own.
 
     Attributes:
         ask: Waits for the answer to a request (`rayfed.fast.group`).
         unit: A 1 on the device, with which backward passes begin; None: the model is on the CPU.
+        is_whole: Everything of the network is trained, so that a loop on the CPU is for all clients, too.
     """
 
     ask: Callable[[Any], Any]
     unit: Tensor | None = None
+    is_whole: bool = False
 
     def optimizer(
         self, config: TrainConfig, parameters: Iterable[nn.Parameter], lr: float | None = None
@@ -373,7 +376,8 @@ class MemberPasses(Passes):
         config = client.config
         changed = client.augment is not None or client.transform is not None or client.keeps_features
         cut = config.micro_batch is not None or config.clip_norm is not None
-        if self.unit is None or changed or cut or not client.num_steps() or not client.data.size("train"):
+        apart = self.unit is None and not self.is_whole
+        if apart or changed or cut or not client.num_steps() or not client.data.size("train"):
             return False
         before = client.rng.get_state()
         orders = list(client.orders())
@@ -402,7 +406,7 @@ class MemberPasses(Passes):
         examples = data.examples
         if model.text_is_live or not objective.joins or data.relabel is not None:
             return False
-        if not isinstance(examples, OnDevice | Streamed):
+        if not isinstance(examples, OnDevice | Mapped):
             return False
         whole = examples.positions(data.client, "train", torch.cat(list(orders)))
         batches = whole.split([len(order) for order in orders])

@@ -9,22 +9,17 @@ the shape (1, T, ...) instead, and client k owns as many of the T tokens as `in_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfed.models.backbone import Backbone
-from rayfed.models.clip import ClipHead
-from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor
-
-OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict, ClipHead)
-"""Layers, and PEFT's container of vectors, whose trained tensors can differ by client in a joint pass."""
-
+from rayfed.models.named_tensors import NamedTensor
 
 _SIZES: ContextVar[Sequence[int]] = ContextVar("sizes", default=())
 _TOKENS: ContextVar[Sequence[int]] = ContextVar("tokens", default=())
@@ -69,9 +64,11 @@ class Stacked:
     Attributes:
         value: The values, shape (K, ...).
         requires_grad: True: it stands for a tensor that is trained, whether or not this pass has gradients.
+        functions: Functions that take values by client, and what computes them.
     """
 
     requires_grad = True
+    functions: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {}
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -99,7 +96,7 @@ class Stacked:
 
     def to(self, *args: Any, **kwargs: Any) -> Stacked:
         """As Tensor.to."""
-        return Stacked(self.value.to(*args, **kwargs))
+        return type(self)(self.value.to(*args, **kwargs))
 
     def dim(self) -> int:
         """Number of dimensions of the tensor of one client."""
@@ -112,7 +109,7 @@ class Stacked:
 
     def flatten(self) -> Stacked:
         """As Tensor.flatten, for the tensor of each client."""
-        return Stacked(self.value.flatten(1))
+        return type(self)(self.value.flatten(1))
 
     def __rmul__(self, factor: float) -> Stacked:
         """The tensor of each client times a number."""
@@ -131,10 +128,10 @@ class Stacked:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func not in FUNCTIONS:
+        if func not in cls.functions:
             name = getattr(func, "__name__", str(func))
             raise NotImplementedError(f"{name} cannot be computed for several clients at once")
-        return FUNCTIONS[func](*args, **(kwargs or {}))
+        return cls.functions[func](*args, **(kwargs or {}))
 
 
 def _linear(x: Tensor, weight: Any, bias: Any = None) -> Tensor:
@@ -213,7 +210,7 @@ def _normalize(
     return Stacked(F.normalize(tensor.value, p, -1, eps, out))
 
 
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+Stacked.functions = {
     F.linear: _linear,
     F.normalize: _normalize,
     F.layer_norm: _layer_norm,
@@ -221,7 +218,6 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.mul: _times,
     Tensor.add: _plus,
 }
-"""Functions that take values by client, and what computes them."""
 
 
 def stackable(model: Backbone) -> dict[str, NamedTensor]:
@@ -230,48 +226,6 @@ def stackable(model: Backbone) -> dict[str, NamedTensor]:
     return {n: t for n, t in model.tensors().items() if t.is_trained and t.module not in text}
 
 
-def why_not_joint(model: Backbone) -> str:
-    """Why clients with this model cannot share a forward pass; empty: they can.
-
-    Args:
-        model: The tuned model, with or without values.
-    """
-    if model.text is not None and {*model.net.modules()} & {*model.text.modules()}:
-        return "the text tower and the network have trained layers in common"
-    trained = stackable(model)
-    held = sum(t.tensor.numel() for t in trained.values() if not t.is_buffer)
-    if 2 * held > sum(p.numel() for p in model.parameters()):
-        return "most of the model is trained, so that clients have no trunk in common"
-    apart = {
-        m for whole in model.modules() if isinstance(whole, nn.MultiheadAttention) for m in whole.modules()
-    }
-    for name, entry in trained.items():
-        if entry.is_buffer and entry.leaf != RESIDUAL_LEAF:
-            return f"{name} is a statistic over the images of a batch"
-        fits = isinstance(entry.module, OWN_LAYERS) or entry.leaf in ("prompt", RESIDUAL_LEAF)
-        if not fits or entry.module in apart:
-            kind = type(entry.module).__name__
-            return f"{name} belongs to a layer of type {kind}, which takes the same values for all images"
-    if model.gc_net is not None and model.gc_net.mix == "scramble":
-        return "tuning.prompt_mix=scramble mixes the images of a batch"
-    if model.behaviour is not None and (why := model.behaviour.why_alone):
-        return why
-    if model.has_own_modes:
-        return "the network has its own train(), which is called for each client"
-    return _other_randomness(model)
-
-
 def dropouts(model: Backbone) -> Iterator[nn.Dropout]:
-    """Dropout layers that are active in training."""
-    _, trained = model._modes()
-    return (m for m in trained if isinstance(m, nn.Dropout) and m.p > 0)
-
-
-def _other_randomness(model: Backbone) -> str:
-    for module in model._modes()[1]:
-        kind = type(module).__name__
-        if "Drop" in kind and not isinstance(module, nn.Dropout):
-            rate = getattr(module, "p", getattr(module, "drop_prob", 0.0))
-            if rate:
-                return f"{kind} draws random numbers for the images of a batch together"
-    return ""
+    """Dropout layers that are active in the present mode."""
+    return (m for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0 and m.training)

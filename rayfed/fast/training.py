@@ -1,4 +1,4 @@
-"""Training of all clients of a group on a device in one loop, which stands for the loop of each of them.
+"""Training of all clients of a group in one loop, which stands for the loop of each of them.
 
 Where clients take the usual steps (the loss of the objective, its gradients, a step of the optimizer), no
 code of theirs has to run between two steps. So one loop collects the batches of all, runs the network, goes
@@ -10,46 +10,64 @@ Letters in shapes: K clients, m of which have room in a pass, B rows of a client
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rayfed.data.examples import network_input
-from rayfed.devices import CountedDraws, counting, move
+from rayfed.devices import HOST, CountedDraws, counting, move
 from rayfed.fast.member import AllSteps
 from rayfed.fast.stacked import Stacked
 from rayfed.fast.steps import JointSteps, StepsOfAll
+from rayfed.fast.whole import WholeStack, dropping_by_client, run_whole
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
 from rayfed.types import beyond_rank, rank_axes
 
 
-def train_all(
-    model: Backbone,
-    stacks: Mapping[str, Tensor],
-    places: Mapping[str, NamedTensor],
-    steps: JointSteps,
-    draws: Sequence[CountedDraws],
-    requests: Sequence[AllSteps],
-) -> bool:
+@dataclass(frozen=True, eq=False)
+class Members:
+    """What the clients of a group compute with.
+
+    Attributes:
+        model: The model that they share.
+        stacks: Values of all trained tensors by global name, shape (K, ...); they are changed in place.
+        places: Those of them that may differ between the rows of a pass, and where they are in the model.
+        stacked: Makes the values of K clients of a tensor of shape (K, ...), as the layers take them.
+        steps: Knows which tensor of an optimizer is part of which stack.
+        draws: What dropout on a device draws from, for each client.
+        drawing: Makes the context in which dropout on the CPU draws for each client, of the number of its
+            rows that are used, and of the number that it has room for.
+    """
+
+    model: Backbone
+    stacks: Mapping[str, Tensor]
+    places: Mapping[str, NamedTensor]
+    stacked: type[Stacked]
+    steps: JointSteps
+    draws: Sequence[CountedDraws]
+    drawing: Callable[[Sequence[int], int], AbstractContextManager[None]]
+
+
+def train_all(members: Members, requests: Sequence[AllSteps]) -> bool:
     """Train all clients of a group.
 
     Args:
-        model: The model, on a device.
-        stacks: Values of all trained tensors by global name, shape (K, ...); they are changed in place.
-        places: Those of them that may differ between the rows of a pass, and where they are in the model.
-        steps: Knows which tensor of an optimizer is part of which stack.
-        draws: What dropout draws from, for each client.
+        members: What they compute with.
         requests: The trainings of the clients.
 
     Returns:
         Whether it was done; otherwise nothing was changed, and every client has to train by itself.
     """
+    model, stacks, places = members.model, members.stacks, members.places
     first = requests[0]
     training, gradients, active, untuned = first.state
     numbers = [len(request.batches) for request in requests]
@@ -60,13 +78,14 @@ def train_all(
     held = {n: v for n, v in places.items() if v.block is None or v.block in active}
     learned = [name for name, place in held.items() if not place.is_buffer]
     optimizers = [request.optimizer for request in requests]
-    together = steps.of_all(optimizers, learned, keeps=any(request.keeps for request in requests))
+    together = members.steps.of_all(optimizers, learned, keeps=any(request.keeps for request in requests))
     if together is None:
         return False
     model.active, model.untuned = active, untuned
     if not model.training:
         model.train()
-    loop = _Loop(model, {name: stacks[name] for name in held}, held, learned, list(draws), requests)
+    held_by_all = replace(members, stacks={name: stacks[name] for name in held}, places=held)
+    loop = _Loop(held_by_all, learned, requests)
     loop.run(together)
     together.end()
     return True
@@ -75,22 +94,16 @@ def train_all(
 class _Loop:
     """The loop over the batches of all clients."""
 
-    def __init__(
-        self,
-        model: Backbone,
-        stacks: Mapping[str, Tensor],
-        places: Mapping[str, NamedTensor],
-        learned: Sequence[str],
-        draws: list[CountedDraws],
-        requests: Sequence[AllSteps],
-    ) -> None:
-        self._model = model
-        self._stacks = stacks
-        self._places = places
+    def __init__(self, members: Members, learned: Sequence[str], requests: Sequence[AllSteps]) -> None:
+        self._model = members.model
+        self._stacks = members.stacks
+        self._places = members.places
+        self._stacked = members.stacked
         self._learned = learned
-        self._draws = draws
+        self._draws = list(members.draws)
+        self._drawing = members.drawing
         self._requests = requests
-        self._device = next(iter(stacks.values())).device
+        self._device = next(iter(members.stacks.values())).device
         self._objective = requests[0].objective
         self._plan = Filling([request.batches for request in requests])
         self._ones = torch.ones(len(requests), device=self._device)
@@ -107,7 +120,7 @@ class _Loop:
             leaves = {name: stack[:room].detach() for name, stack in self._stacks.items()}
             for name in self._learned:
                 leaves[name].requires_grad_()
-            with bound(self._places.values(), (Stacked(leaves[name]) for name in self._places)):
+            with bound(self._places.values(), (self._stacked(leaves[name]) for name in self._places)):
                 inputs = [leaves[name] for name in self._learned]
                 for number, (count, _) in some:
                     x, y = network_input(normalize, next(stored))
@@ -126,8 +139,8 @@ class _Loop:
             x: Inputs, shape (m B, ...).
             y: Targets, shape (m B, ...).
         """
-        with counting(self._draws[:room]), torch.enable_grad():
-            output = logits(self._model.forward(x))
+        with self._counting(number, room), torch.enable_grad():
+            output = logits(self._output(x, room))
             losses = self._objective.losses_of_clients(output, y, self._shares[number, :room])
         found = torch.autograd.grad(losses, inputs, self._ones[:room], allow_unused=True)
         # Contiguous: fused optimizers of CUDA take no other gradients.
@@ -137,6 +150,19 @@ class _Loop:
         if masked:
             torch._foreach_mul_([grads[name] for name in masked], [mask[:room] for mask in masked.values()])
         return list(grads.values())
+
+    def _output(self, x: Tensor, room: int) -> Any:
+        """Output of the network for the rows of m clients, shape (m B, ...)."""
+        if self._stacked is not WholeStack:
+            return self._model.forward(x)
+        with dropping_by_client(self._model, room):
+            return run_whole(self._model.forward, x, room)
+
+    def _counting(self, number: int, room: int) -> AbstractContextManager[None]:
+        """The context in which dropout draws in a step."""
+        if self._device != HOST:
+            return counting(self._draws[:room])
+        return self._drawing(self._plan.sizes[number][:room], self._plan.size)
 
     def _masks(self) -> dict[str, Tensor]:
         """1 for what a client of its rank holds and 0 beyond, by name, where some client has its own rank."""
@@ -166,6 +192,8 @@ class Filling:
     until fewer than half of the clients of a pass still train. So passes have few shapes.
 
     Attributes:
+        size: Number B of rows of a client.
+        sizes: Examples of each client in each step, 0 for one that has ended.
         counts: Number of clients that train in each step.
         rooms: Number m of clients that have room in each step.
         shares: Share of each row in the loss of its client, float32, shape (steps, K, B).
@@ -174,8 +202,9 @@ class Filling:
     def __init__(self, batches: Sequence[Sequence[Tensor]]) -> None:
         """Args: batches: places of the examples of each batch of each client, most batches first."""
         numbers = [len(own) for own in batches]
-        size = max(len(batch) for own in batches for batch in own)
-        self._rows = np.empty((max(numbers), len(batches), size), np.int64)
+        self.size = max(len(batch) for own in batches for batch in own)
+        self.sizes = [[len(own[i]) if i < len(own) else 0 for own in batches] for i in range(max(numbers))]
+        self._rows = np.empty((max(numbers), len(batches), self.size), np.int64)
         self.shares = np.zeros(self._rows.shape, np.float32)
         for k, own in enumerate(batches):
             self._rows[:, k] = int(own[0][0])

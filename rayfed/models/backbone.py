@@ -255,6 +255,11 @@ class Backbone(nn.Module):
         return False
 
     @property
+    def user_sets_modes(self) -> bool:
+        """Whether a network that a user handed over has its own `train()` or `eval()` somewhere."""
+        return False
+
+    @property
     def net_is_frozen(self) -> bool:
         """Whether no parameter of `net` trains, so that features before the adapter never change."""
         return self._cached_answer("net", self._features_stay)

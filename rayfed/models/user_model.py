@@ -196,6 +196,7 @@ class OwnBackbone(Backbone):
     scales = False
     _trains_whole = False
     _has_own_modes = False
+    _user_sets_modes = False
 
     @property
     def is_own(self) -> bool:
@@ -230,12 +231,18 @@ class OwnBackbone(Backbone):
         self._trains_whole = all(p.requires_grad or n in fixed for n, p in self.named_parameters())
         self._has_own_modes = any(_overrides(module, "train") for module in self.net.modules())
         body: nn.Module = self.net.body  # type: ignore[assignment]
-        self._has_own_modes |= _overrides(body, "eval")  # torch calls that of the network alone
+        evaluates = _overrides(body, "eval")  # torch calls that of the network alone
+        self._has_own_modes |= evaluates
+        self._user_sets_modes = evaluates or any(_overrides(module, "train") for module in body.modules())
 
     @property
     def has_own_modes(self) -> bool:
         """Whether a module of the network decides itself what its training mode is."""
         return self._has_own_modes
+
+    @property
+    def user_sets_modes(self) -> bool:
+        return self._user_sets_modes
 
     def train(self, mode: bool = True) -> OwnBackbone:
         """Put the network into training or evaluation mode.

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rayfed.errors import ConfigError
+from rayfed.fast.shareable import why_not_joint
 from rayfed.fast.size import group_size
-from rayfed.fast.stacked import why_not_joint
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 from rayfed.testing import small_setup
@@ -36,7 +36,7 @@ def test_a_number_is_a_wish_that_the_tuning_can_refuse():
     assert chosen(Lora(), cohort=2, group=5, batch_size=99).clients == 5
     assert chosen(Lora(), group=1).sentence == ""
     refused = chosen(Full(), group=5)
-    assert (refused.clients, "most of the model" in refused.sentence) == (1, True)
+    assert (refused.clients, "type VisionTransformer" in refused.sentence) == (1, True)
     assert "computed once" in chosen(Head(), batch_size=4).why
     assert chosen(Head(), batch_size=4, cache_features=False).clients == 32
 
@@ -76,7 +76,8 @@ def test_a_method_with_a_step_of_its_own_is_grouped_if_it_says_so():
     ("overrides", "why"),
     [
         ("algorithm=fedmix", "MeanAugmented needs second"),
-        ("algorithm=fedavg tuning=full", "most of the model"),
+        ("algorithm=fedavg tuning=full", "type VisionTransformer"),
+        ("algorithm=fedavg tuning=full model=clip_mini model.options={}", "most of the model"),
         ("algorithm=fedavg train.checkpointing=true", "train.checkpointing"),
         ("algorithm=fedavg train.group=auto train.precision=bf16", "train.precision=bf16"),
         ("algorithm=fedgcr tuning.prompt_mix=scramble", "mixes the images"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayfed.errors import ConfigError
-from rayfed.fast.stacked import why_not_joint
+from rayfed.fast.shareable import why_not_joint
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
 from rayfed.tuning.base import apply_tuning, trainable
