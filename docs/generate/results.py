@@ -278,7 +278,7 @@ def _verdicts(what: str, tests: Mapping[str, PairedTest], family: TestedFamily) 
     good, same = _having(tests, "as good"), _having(tests, "same")
     text = f"- {what}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}"
     text += f"; as good, within {100 * MARGIN:g} point: {_names(good) or 'none'}"
-    text += f"; {_names(same)}: the same, not tested" if same else ""
+    text += f"; {_names(same)}: the same scores in every seed, not tested" if same else ""
     return f"{text}; the others are open. {_reach(family)}"
 
 

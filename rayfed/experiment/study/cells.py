@@ -595,7 +595,7 @@ class Study:
                 row[name] = own[name].mean() if name in own and own[name].notna().any() else None
             tested = label in tests.index
             row["p_corrected"] = tests.loc[label, "p_corrected"] if tested else None
-            row["verdict"] = tests.loc[label, "verdict"] if tested else None
+            row["verdict"] = tests.loc[label, "verdict"] if tested else ""
             rows[label] = row
         if len({row["model"] for row in rows.values()}) == 1:
             for row in rows.values():

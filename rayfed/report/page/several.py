@@ -853,8 +853,9 @@ def comparisons(members: Sequence[Member]) -> Table | None:
         "and the same model count as one. Clients of one run share its seed: how many of them gain is said, "
         "and not tested. Of seeds: low, high: intervals, and p, which hold for all rows of a score together "
         "(95 %), with moderated variances. A is better or worse where the interval is on one side of 0, as "
-        f"good where it is within {_margin_in_words(members)}, else open; the same: not tested, both have the "
-        "same bytes. Seeds needed: would decide an open row four times of five, if its difference is that found."
+        f"good where it is within {_margin_in_words(members)}, else open; the same: not tested, both have "
+        "the same bytes. Seeds needed: would decide an open row four times of five, if its difference is the "
+        "one found."
     )
     caption += "".join(f" {name}: {words}." for name, words in resolved.items())
     caption = " ".join([caption + _own_models(members), *_heads(members)])
