@@ -56,7 +56,7 @@ MODELS: Mapping[str, Model] = {
     "deviations a factor of 1.8 apart": _unequal,
     "the same, with outliers (t, 5 degrees of freedom)": _wild,
 }
-"""What names add to the scores of a seed."""
+"""Models of what names add to the scores of a seed."""
 
 
 def scores(rng: np.random.Generator, model: Model, seeds: int, names: int = NAMES) -> Array:

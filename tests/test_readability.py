@@ -11,13 +11,14 @@ LIMITS = {
     "words to avoid": 0,
     "words of README.md": 900,
     "handwritten pages": 14,
-    "words of handwritten pages": 20520,
+    "words of handwritten pages": 20870,
 }
 """The most that each count may be; they are lowered whenever a page becomes shorter.
 
 The last one was raised by 400 for studies, until the older ways to many runs, which have own sections, are
 studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, by 50 for executors, by
-180 for texts without pads, and by 60 for what a stranger missed about studies and rules.
+180 for texts without pads, and by 60 for what a stranger missed about studies and rules, and by
+350 for how to read verdicts and intervals, which stand in the tables of the results, too.
 """
 
 

@@ -66,7 +66,7 @@ FLIPPED, SIMULATED, ALONE = (
     "least favourable of simulated families",
     "paired t-test",
 )
-"""How the common critical value of a family was found."""
+"""Ways in which the common critical value of a family is found."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -949,7 +949,7 @@ def _margin_in_words(members: Sequence[Member]) -> str:
 
 
 SEEDS, CLIENTS = "seeds", "clients"
-"""What pairs are made of."""
+"""Units of pairs."""
 
 
 def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[Compared]:
