@@ -11,9 +11,10 @@ A table stands between two comments, of which the first says what its columns ar
 The columns are rows of that experiment by one measure; without a measure they are measures of its only row.
 There is a line for each setting, with - where a row was not run. `A` is the mean and the sample standard
 deviation over the seeds; `A - B` the mean difference over the seeds, `A / B` the geometric mean of the
-quotient and `A - 50` the distance to a number, each with the p of a two-sided paired t-test (of the
-logarithms for a quotient) and the number of seeds in which it is above 0 (above 1). Settings behind `|`,
-as `one - other`, add a line with such a test of their difference. Below a table of the first measure is a
+quotient and `A - 50` the distance to a number, each with its verdict, its interval, and the number of seeds
+in which it is above 0 (above 1). Settings behind `|`, as `one - other`, add a line with such a test of their
+difference. The tests of a table are a family (`rayfed.evaluation.family_tests`); where it has quotients, too,
+both kinds are one each, and share the probability of an error. Below a table of the first measure is a
 sentence for each setting whose rows were scored without adapters, too.
 """
 
@@ -26,10 +27,22 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rayfed.reproduce.results import alike, judge
+from rayfed.config.compose import folder
+from rayfed.config.papers import tables
+from rayfed.evaluation.family_tests import (
+    LEVEL,
+    MARGIN,
+    PairedTest,
+    TestedFamily,
+    resolution_in_words,
+    run_family_tests,
+)
+from rayfed.report.final_table import adapter_note
+from rayfed.reproduce.cell_scores import better, unit
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "claims"
 TABLE = re.compile(r"(<!-- table (\w+)(?:, (.+?))?: (.+?) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -99,27 +112,103 @@ def _table(name: str, measure: str | None, what: str) -> str:
     columns, _, pairs = what.partition(" | ")
     names = columns.split("; ")
     settings = list(dict.fromkeys(setting for by_setting in scores.values() for setting in by_setting))
-    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
-    for setting in settings:
-        steps = [_steps(column, setting, measure, scores) for column in names]
-        lines.append(f"| {setting} | {' | '.join(map(_cell, names, steps))} |")
+    cells = {(line, column): _steps(column, line, measure, scores) for line in settings for column in names}
     for pair in filter(None, pairs.split("; ")):
-        one, other = ([_steps(c, s, measure, scores) for c in names] for s in pair.split(" - "))
-        lines.append(f"| {pair} | {' | '.join(map(_change, names, one, other))} |")
+        one, other = pair.split(" - ")
+        for column in names:
+            cells[pair, column] = _change(cells[one, column], cells[other, column])
+    scored = [measure or _parts(column)[0] for column in names]
+    tests, families = _tested(cells, dict(zip(names, (_score(name, each) for each in scored), strict=True)))
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for line in dict.fromkeys(line for line, _ in cells):
+        own = (_cell(column, cells[line, column], tests.get((line, column))) for column in names)
+        lines.append(f"| {line} | {' | '.join(own)} |")
+    notes = []
+    for sign, family in families.items():
+        of = "quotients, in logarithms: " if sign == QUOTIENT else ""
+        if resolved := resolution_in_words(family):
+            notes.append(f"- {of}{resolved}")
     if measure == next(iter(scores))[1]:
-        notes = [f"- {note}" for setting in settings for note in _alike(setting, names, measure, scores)]
-        lines += ["", *notes] if notes else []
+        half = families[DIFFERENCE].resolution if DIFFERENCE in families else None
+        known = half[0] if half else None
+        notes += [
+            f"- {each}" for setting in settings for each in _adapters(setting, names, measure, scores, known)
+        ]
+    lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
 
 
-def _alike(setting: str, names: Sequence[str], measure: str, scores: Scores) -> Iterator[str]:
-    """Words on how far the rows of a setting differ, against what their adapters add."""
-    rows = {}
+QUOTIENT, DIFFERENCE = " / ", " - "
+"""Signs of tested columns."""
+
+Cells = Mapping[tuple[str, str], Mapping[int, float]]
+"""By line and column: a number for each seed."""
+
+
+def _score(name: str, measure: str) -> str:
+    """The score of a measure of an experiment; the measure itself where nothing is known of it."""
+    table = tables(folder()).get(f"claims/{name}")
+    return table.scores.get(measure, measure) if table is not None else measure
+
+
+def _tested(
+    cells: Cells, scores: Mapping[str, str]
+) -> tuple[dict[tuple[str, str], PairedTest], dict[str, TestedFamily]]:
+    """The tests of a table by line and column, and its families by sign.
+
+    Args:
+        scores: The score that a column shows.
+    """
+    signs = {place: _tested_sign(column, place[0]) for place in cells if (column := place[1])}
+    kinds = dict.fromkeys(sign for place, sign in signs.items() if sign and cells[place])
+    found: dict[tuple[str, str], PairedTest] = {}
+    families: dict[str, TestedFamily] = {}
+    for sign in kinds:
+        places = [place for place, own in signs.items() if own == sign and cells[place]]
+        lower = [better(scores[column]) == "lower" for _, column in places]
+        percent = all(unit(scores[column]) == "percent" for _, column in places)
+        turned = [
+            {seed: -step if down else step for seed, step in cells[place].items()}
+            for place, down in zip(places, lower, strict=True)
+        ]
+        families[sign] = run_family_tests(
+            turned,
+            margin=100 * MARGIN if percent and sign == DIFFERENCE else None,
+            level=1 - (1 - LEVEL) / len(kinds),
+            same=[bool(steps) and not any(steps.values()) for steps in turned],
+        )
+        for place, down, each in zip(places, lower, families[sign].tests, strict=True):
+            ends = (each.low, each.high)
+            if down and each.low is not None and each.high is not None:
+                ends = (-each.high, -each.low)
+            found[place] = replace(each, low=ends[0], high=ends[1])
+    return found, families
+
+
+def _tested_sign(column: str, line: str) -> str:
+    """The sign of a tested cell: of its column; of a column without one the change between two settings."""
+    return _parts(column)[1] or (DIFFERENCE if DIFFERENCE in line else "")
+
+
+def _change(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """The difference of a column between two settings, by seed."""
+    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
+
+
+def _adapters(
+    setting: str, names: Sequence[str], measure: str, scores: Scores, half_width: float | None
+) -> Iterator[str]:
+    """Words on what the adapters add to the rows of a setting. Args: half_width: as of `adapter_note`."""
+    whole, bare = [], []
+    rows = []
     for name in names:
-        whole, bare = (scores.get((name, key), {}).get(setting, {}) for key in (measure, BARE))
-        if common := whole.keys() & bare.keys():
-            rows[name] = [fmean(whole[seed] for seed in common), fmean(whole[s] - bare[s] for s in common)]
-    yield from alike(setting, rows)
+        own, without = (scores.get((name, key), {}).get(setting, {}) for key in (measure, BARE))
+        if common := own.keys() & without.keys():
+            rows.append(name)
+            whole.append(fmean(own[seed] for seed in common))
+            bare.append(fmean(without[seed] for seed in common))
+    if len(rows) > 1:
+        yield f"{setting}: {'; '.join(rows)}: {adapter_note(whole, bare, half_width)}"
 
 
 def _steps(column: str, setting: str, measure: str | None, scores: Scores) -> dict[int, float]:
@@ -140,29 +229,25 @@ def _parts(column: str) -> tuple[str, str, str]:
     return next((p for sign in (" / ", " - ") if (p := column.partition(sign))[1]), (column, "", ""))
 
 
-def _cell(column: str, steps: Mapping[int, float]) -> str:
+def _cell(column: str, steps: Mapping[int, float], test: PairedTest | None) -> str:
     if not steps:
         return "-"
-    sign = _parts(column)[1]
-    if sign:
-        return _tested(list(steps.values()), sign == " / ")
+    if test is not None:
+        return _in_words(list(steps.values()), test, _parts(column)[1] == QUOTIENT)
     mean = fmean(steps.values())
     digits = 2 if mean >= 1 else 4
     return f"{mean:.{digits}f}" + (f" ± {stdev(steps.values()):.{digits}f}" if len(steps) > 1 else "")
 
 
-def _change(column: str, one: Mapping[int, float], other: Mapping[int, float]) -> str:
-    """The difference of a column between two settings."""
-    steps = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-    return _tested(steps, _parts(column)[1] == " / ")
-
-
-def _tested(steps: Sequence[float], quotient: bool) -> str:
+def _in_words(steps: Sequence[float], test: PairedTest, quotient: bool) -> str:
     """The mean of differences over seeds, with its test; of logarithms, the quotient that it stands for."""
-    middle = f"{math.exp(fmean(steps)):.2f}" if quotient else f"{fmean(steps):+.2f}"
-    p = judge(steps)[1]
-    shown = "p -" if p is None else "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-    return f"{middle} ({shown}, {sum(step > 0 for step in steps)} of {len(steps)})"
+
+    def shown(value: float) -> str:
+        return f"{math.exp(value):.2f}" if quotient else f"{value:+.2f}"
+
+    ends = "" if test.low is None or test.high is None else f", {shown(test.low)} to {shown(test.high)}"
+    counted = f"{sum(step > 0 for step in steps)} of {len(steps)}"
+    return f"{shown(fmean(steps))} ({test.verdict}{ends}, {counted})"
 
 
 def _seeds(name: str, setting: str, measure: str | None, scores: Scores) -> Mapping[int, float]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 
@@ -57,18 +58,40 @@ def test_results_say_what_became_of_each_claim():
 
 
 def test_differences_quotients_and_their_tests(tmp_path, monkeypatch):
-    """Worked out by hand: differences 3 and 4, t = 7 with one degree of freedom; quotients 4 and 2."""
+    """Worked out by hand: differences 3 and 4, t = 7 with one degree of freedom, for a family of one test."""
     monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
     (tmp_path / "x.csv").write_text(SCORES)
-    text = "<!-- table x, m: one; one - two; one / two; one - 6 | b - a -->\nold\n<!-- /table -->\n"
-    assert claim_tables.page(text).splitlines()[1:-1] == [
-        "| | one | one - two | one / two | one - 6 |",
-        "|---|---:|---:|---:|---:|",
-        "| a | 6.00 ± 2.83 | +3.50 (p 0.090, 2 of 2) | 2.83 (p 0.205, 2 of 2) | +0.00 (p 1.000, 1 of 2) |",
-        "| b | 6.50 ± 2.12 | +5.50 (p 0.170, 2 of 2) | 6.32 (p 0.081, 2 of 2) | +0.50 (p 0.795, 1 of 2) |",
-        "| b - a | +0.50 (p 0.500, 1 of 2) | +2.00 (p 0.295, 2 of 2) | 2.24 (p 0.398, 2 of 2) "
-        "| +0.50 (p 0.500, 1 of 2) |",
+    text = "<!-- table x, m: one; one - two -->\nold\n<!-- /table -->\n"
+    alone = "\n".join(line for line in SCORES.splitlines() if not line.startswith("b,")) + "\n"
+    (tmp_path / "y.csv").write_text(alone)
+    assert claim_tables.page(text.replace("table x", "table y")).splitlines()[1:-1] == [
+        "| | one | one - two |",
+        "|---|---:|---:|",
+        "| a | 6.00 ± 2.83 | +3.50 (open, -2.85 to +9.85, 2 of 2) |",
+        "",
+        "- 2 seeds resolve differences of 6.35 or more here",
     ]
+    text = "<!-- table x, m: one; one - two; one / two; one - 6 | b - a -->\nold\n<!-- /table -->\n"
+    head, _, *rows = (line for line in claim_tables.page(text).splitlines()[1:-1] if line.startswith("|"))
+    assert head == "| | one | one - two | one / two | one - 6 |"
+    cell = r" ([+\d.-]+) \(open, [+\d.-]+ to [+\d.-]+, (\d) of 2\) \|"
+    found = [re.findall(cell, row) for row in rows]
+    assert found == [
+        [("+3.50", "2"), ("2.83", "2"), ("+0.00", "1")],
+        [("+5.50", "2"), ("6.32", "2"), ("+0.50", "1")],
+        [("+0.50", "1"), ("+2.00", "2"), ("2.24", "2"), ("+0.50", "1")],
+    ]
+
+
+def test_of_a_measure_of_which_less_is_better_a_lower_row_is_better(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
+    lines = [
+        f"a,{row},{seed},loss,{value + seed}" for row, value in (("one", 1), ("two", 9)) for seed in range(12)
+    ]
+    lines = [line.replace(",one,0,loss,1", ",one,0,loss,1.5") for line in lines]
+    (tmp_path / "x.csv").write_text("setting,row,seed,measure,value\n" + "\n".join(lines))
+    text = claim_tables.page("<!-- table x, loss: one - two -->\n<!-- /table -->\n")
+    assert re.search(r"-7\.96 \(better, -8\.0\d to -7\.8\d, 0 of 12\)", text)
 
 
 def test_a_row_that_was_not_run_in_a_setting_is_a_dash(tmp_path, monkeypatch):
@@ -78,19 +101,15 @@ def test_a_row_that_was_not_run_in_a_setting_is_a_dash(tmp_path, monkeypatch):
     assert "| b | - | 1.00 ± 0.00 | - |" in text
 
 
-def test_a_sentence_says_where_rows_differ_by_less_than_the_adapters_add(tmp_path, monkeypatch):
+def test_a_sentence_says_what_the_adapters_add(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_tables, "FOLDER", tmp_path)
     bare = SCORES.splitlines()[1:]
     bare = [f"{line.rsplit(',', 2)[0]},without adapters,{float(line.rsplit(',')[-1]) - 9}" for line in bare]
     (tmp_path / "x.csv").write_text(SCORES + "".join(f"{line}\n" for line in bare))
     text = claim_tables.page("<!-- table x, m: one; two; one - two -->\n<!-- /table -->\n")
-    words = "one; two: they differ by {:.1f} points, the adapters add 9.0 (mean over the rows); "
-    words += "without adapters they differ by {:.1f}; this setting cannot tell them apart"
-    assert text.splitlines()[-4:-1] == [
-        "",
-        f"- a: {words.format(3.5, 3.5)}",
-        f"- b: {words.format(5.5, 5.5)}",
-    ]
+    words = "one; two: the adapters add 9.0 ± 0.0 points (mean and deviation over the rows), less than the "
+    assert f"\n- a: {words}" in text
+    assert ": this setting does not test the adapters; the rows differ by up to 3.5 points" in text
     other = claim_tables.page("<!-- table x, without adapters: one; two -->\n<!-- /table -->\n")
     assert "differ" not in other
 

@@ -24,8 +24,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
-from rayfed.evaluation.metrics import holm
-from rayfed.reproduce.results import judge
+from rayfed.evaluation.family_tests import (
+    MARGIN,
+    PairedTest,
+    TestedFamily,
+    Verdict,
+    resolution_in_words,
+    run_family_tests,
+)
 
 DOCS = Path(__file__).resolve().parent.parent
 PAGE = DOCS / "results.md"
@@ -45,11 +51,9 @@ HEADS = {
 LINE = re.compile(rf"^- ({'|'.join(HEADS)}): (.+(?:\n  .+)*)", re.MULTILINE)
 Rows: TypeAlias = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Scores and cost of each run, by method and seed."""
-LEVEL = 0.05
 COST = ("bytes", "seconds")
-FEWEST = 3  # seeds of a test
-SAME = 1e-9
-"""Points within which differences are equal, but for rounding."""
+SCORES = ("mean", "worst client")
+"""Scores of a row that are compared."""
 
 
 def page(text: str, evidence: Path = EVIDENCE) -> str:
@@ -107,9 +111,10 @@ def _moved(text: str, file: Path) -> str:
 def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     """The table of a setting: scores, cost and the difference to FedAvg of every method, best mean first.
 
-    In brackets is the p of a two-sided paired t-test over the seeds, corrected by Holm for the number of
-    methods, unless it is 1. Differences larger than chance are in bold. `2nd half` is what the mean gained in
-    the second half of the rounds. Seconds are processor seconds of a round's training.
+    In brackets is the interval of the difference, for all methods together
+    (`rayfed.evaluation.family_tests`). Differences that are better or worse by it are in bold. `2nd half` is
+    what the mean gained in the second half of the rounds. Seconds are processor seconds of a round's
+    training.
 
     Raises:
         KeyError: The setting was not run.
@@ -117,7 +122,8 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))[setting]
     rows = _by_method(found["rows"])
     bases = found.get("bases", {})
-    tests = _corrected(rows, bases)
+    family = _family(rows, bases)
+    tests = _by_name(rows, family)
     ranked = sorted(rows, key=lambda name: -_mean(rows[name], "mean"))
     lines = [
         f"| method | mean | worst client | spread | - {BASE} | 2nd half | MB | seconds a round |",
@@ -126,32 +132,32 @@ def methods(setting: str, evidence: Path = EVIDENCE) -> str:
     for name in ranked:
         mine = rows[name]
         shown = [_percent(mine, "mean"), _percent(mine, "worst client"), _percent(mine, "spread")]
-        shown += [_difference(_differences(rows, name, bases), tests.get(name)) if name != BASE else ""]
+        shown += [_difference(tests[name]) if name != BASE else ""]
         shown += [f"{100 * (_mean(mine, 'mean') - _mean(mine, 'half')):+.1f}"]
         spent = found.get("seconds", {}).get(name)
         shown += [f"{_mean(mine, 'bytes') / 1e6:,.1f}", "-" if spent is None else f"{spent:.2f}"]
         lines.append(f"| `{name}`{SGD if name in bases else ''} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *_facts(found, rows, tests, bases)]) + "\n"
+    return "\n".join([*lines, "", *_facts(found, rows, family)]) + "\n"
 
 
-def _facts(
-    found: Mapping[str, Any], rows: Rows, tests: Mapping[str, float | None], bases: Mapping[str, str]
-) -> Iterator[str]:
+def _facts(found: Mapping[str, Any], rows: Rows, family: TestedFamily) -> Iterator[str]:
     """Sentences below a table of methods."""
     seeds = ", ".join(map(str, found["seeds"]))
-    shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
-    larger = f"Larger than chance: {_names(shown)}." if shown else "No difference is larger than chance."
-    alike = [name for name in tests if not any(_differences(rows, name, bases)) and name not in bases]
-    same = f" The same scores as `{BASE}` in every seed: {_names(alike)}." if alike else ""
+    tests = _by_name(rows, family)
+    kinds: tuple[Verdict, ...] = ("better", "worse", "as good")
+    shown = [f"{kind}: {_names(own)}" for kind in kinds if (own := _having(tests, kind))]
+    verdicts = f"Compared with `{BASE}` {'; '.join(shown)}." if shown else "All differences are open."
+    alike = _having(tests, "same")
+    same = f" The same scores in every seed, not tested: {_names(alike)}." if alike else ""
     steps = sorted(_mean(each, "steps") for each in rows.values())
     span = f"{steps[0]:,.0f}" + (f" to {steps[-1]:,.0f}" if steps[-1] > steps[0] else "")
     batches = f"{span} training batches of all clients"
-    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds, {batches}. {larger}{same}"
+    yield f"Seeds {seeds}, {found['clients']} clients, {found['rounds']} rounds, {batches}. {verdicts}{same}"
     if missing := found.get("unfinished"):
         yield ""
         yield f"Not run with all seeds: {_names(missing)}."
     yield ""
-    yield needed(len(found["seeds"]), len(tests))
+    yield _reach(family)
     yield ""
     yield f"`{found['command']}`, commit {found['commit']}, {found['processor']}, {found['date']}."
 
@@ -173,42 +179,47 @@ def _differences(rows: Rows, name: str, bases: Mapping[str, str], score: str = "
     return [100 * (mine[seed][score] - base[seed][score]) for seed in sorted(mine.keys() & base.keys())]
 
 
-def pvalue(differences: Sequence[float]) -> float | None:
-    """Probability, by a two-sided paired t-test over seeds, of differences as large as these by chance.
+def _family(rows: Rows, bases: Mapping[str, str], score: str = "mean") -> TestedFamily:
+    """The tests of all methods but FedAvg, each against its base, in points.
 
-    Scores of few examples take few values, so that the differences of two seeds are often equal by chance.
-    None: there are fewer than three, or all are equal.
+    Methods with all scores of their base in every seed are not tested.
     """
-    if len(differences) < FEWEST or max(differences) - min(differences) < SAME:
-        return None
-    return judge(differences)[1]
-
-
-def needed(seeds: int, tests: int) -> str:
-    """A sentence on the least difference that is larger than chance, in the first step of Holm.
-
-    >>> needed(3, 37)
-    'Of 37 tests with 3 seeds, the first takes a mean difference of 15.7 times its deviation over the seeds.'
-    """
-    from scipy.stats import t
-
-    if seeds < FEWEST:
-        return f"With fewer than {FEWEST} seeds nothing is tested."
-    least = t.isf(LEVEL / 2 / tests, seeds - 1) / seeds**0.5
-    return (
-        f"Of {tests} tests with {seeds} seeds, the first takes a mean difference of {least:.1f} times its "
-        f"deviation over the seeds."
+    names = [name for name in rows if name != BASE]
+    return run_family_tests(
+        [_differences(rows, name, bases, score) for name in names],
+        margin=100 * MARGIN,
+        same=[_is_same(rows, name, bases) for name in names],
     )
 
 
-def _difference(differences: Sequence[float], p: float | None) -> str:
-    if not differences:
+def _is_same(rows: Rows, name: str, bases: Mapping[str, str]) -> bool:
+    every = [step for score in SCORES for step in _differences(rows, name, bases, score)]
+    return bool(every) and not any(every)
+
+
+def _by_name(rows: Rows, family: TestedFamily) -> dict[str, PairedTest]:
+    return dict(zip((name for name in rows if name != BASE), family.tests, strict=True))
+
+
+def _having(tests: Mapping[str, PairedTest], verdict: Verdict) -> list[str]:
+    return [name for name, test in tests.items() if test.verdict == verdict]
+
+
+def _reach(family: TestedFamily) -> str:
+    """A sentence on the differences that the seeds resolve."""
+    words = resolution_in_words(family, " points")
+    return f"{words[0].upper()}{words[1:]}." if words else "With a single seed nothing is tested."
+
+
+def _difference(test: PairedTest) -> str:
+    if test.difference is None:
         return "not compared"
-    text = f"{fmean(differences):+.1f}"
-    if p is None or p >= 0.9995:
-        return text
-    text += " (p < 0.001)" if p < 0.001 else f" (p {p:.3f})"
-    return f"**{text}**" if p < LEVEL else text
+    if test.verdict == "same":
+        return "same"
+    text = f"{test.difference:+.1f}"
+    if test.low is not None and test.high is not None:
+        text += f" [{test.low:+.1f}, {test.high:+.1f}]"
+    return f"**{text}**" if test.verdict in ("better", "worse") else text
 
 
 def _percent(seeds: Mapping[int, Mapping[str, Any]], key: str) -> str:
@@ -224,12 +235,13 @@ def summary(evidence: Path = EVIDENCE) -> str:
     """The table of all settings: the mean of FedAvg, the difference of every other method to it, and cost.
 
     Bytes and seconds are relative to FedAvg, the means of their ratios over the settings. Below are the
-    methods whose mean, and those whose worst client differs from FedAvg's by more than chance.
+    verdicts on the mean of each method, and on its worst client.
     """
     found = json.loads((evidence / METHODS).read_text(encoding="utf-8"))
     every = {setting: _by_method(each["rows"]) for setting, each in found.items()}
     bases = {setting: each.get("bases", {}) for setting, each in found.items()}
-    tests = {setting: _corrected(rows, bases[setting]) for setting, rows in every.items()}
+    families = {setting: _family(rows, bases[setting]) for setting, rows in every.items()}
+    tests = {setting: _by_name(rows, families[setting]) for setting, rows in every.items()}
     plain = {name for each in bases.values() for name in each}
     heads = ["method", *every, *COST]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
@@ -242,17 +254,16 @@ def summary(evidence: Path = EVIDENCE) -> str:
             elif name == BASE:
                 shown.append(_percent(rows[name], "mean"))
             else:
-                apart = _differences(rows, name, bases[setting])
-                shown.append(_difference(apart, tests[setting].get(name)))
+                shown.append(_difference(tests[setting][name]))
         there = [setting for setting, rows in every.items() if name in rows]
         sent = [_mean(every[each][name], "bytes") / _mean(every[each][BASE], "bytes") for each in there]
         shown += [f"{fmean(sent):.1f}", _ratio([found[each].get("seconds", {}) for each in there], name)]
         lines.append(f"| `{name}`{SGD if name in plain else ''} | {' | '.join(shown)} |")
-    worst = {setting: _corrected(rows, bases[setting], "worst client") for setting, rows in every.items()}
-    verdicts = [_verdict(each, tests[each], every[each], bases[each]) for each in every]
-    verdicts += [_verdict(each, worst[each], every[each], bases[each], "worst client") for each in every]
-    reach = dict.fromkeys(needed(len(every[each][BASE]), len(tests[each])) for each in every)
-    return "\n".join([*lines, "", *verdicts, "", *reach]) + "\n"
+    verdicts = [_verdicts(each, tests[each], families[each]) for each in every]
+    for setting, rows in every.items():
+        worst = _family(rows, bases[setting], "worst client")
+        verdicts.append(_verdicts(f"{setting}, worst client", _by_name(rows, worst), worst))
+    return "\n".join([*lines, "", *verdicts]) + "\n"
 
 
 def _ratio(seconds: Sequence[Mapping[str, float]], name: str) -> str:
@@ -261,24 +272,14 @@ def _ratio(seconds: Sequence[Mapping[str, float]], name: str) -> str:
     return f"{fmean(ratios):.1f}" if ratios else "-"
 
 
-def _verdict(
-    setting: str,
-    tests: Mapping[str, float | None],
-    rows: Rows,
-    bases: Mapping[str, str],
-    score: str = "mean",
-) -> str:
-    """A line on the methods that are better or worse than FedAvg by more than chance in a setting."""
-    shown = [name for name, p in tests.items() if p is not None and p < LEVEL]
-    better = [name for name in shown if fmean(_differences(rows, name, bases, score)) > 0]
-    worse = [name for name in shown if name not in better]
-    what = setting if score == "mean" else f"{setting}, {score}"
-    return f"- {what}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}."
-
-
-def _corrected(rows: Rows, bases: Mapping[str, str], score: str = "mean") -> dict[str, float | None]:
-    """Corrected p by method, of its difference to FedAvg."""
-    return holm({name: pvalue(_differences(rows, name, bases, score)) for name in rows if name != BASE})
+def _verdicts(what: str, tests: Mapping[str, PairedTest], family: TestedFamily) -> str:
+    """A line on the methods that are better, worse, as good and the same as FedAvg in a setting."""
+    better, worse = _having(tests, "better"), _having(tests, "worse")
+    good, same = _having(tests, "as good"), _having(tests, "same")
+    text = f"- {what}: better than FedAvg: {_names(better) or 'none'}; worse: {_names(worse) or 'none'}"
+    text += f"; as good, within {100 * MARGIN:g} point: {_names(good) or 'none'}"
+    text += f"; {_names(same)}: the same scores in every seed, not tested" if same else ""
+    return f"{text}; the others are open. {_reach(family)}"
 
 
 if __name__ == "__main__":

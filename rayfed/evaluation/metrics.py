@@ -432,21 +432,3 @@ class Round:
     row: dict[str, Any]
     ledger: Ledger
     scores: dict[str, Evaluation] = field(default_factory=dict)
-
-
-def holm(tests: Mapping[Any, float | None]) -> dict[Any, float | None]:
-    """P of several tests, corrected by Holm (1979); one without p counts as a test that shows nothing.
-
-    Where all differences with a corrected p below 0.05 are called real, the probability that one or more of
-    them are chance is below 5 %, whatever the number of tests.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'b': 0.06, 'c': 0.06}
-    """
-    found: dict[Any, float | None] = dict.fromkeys(tests)
-    most = 0.0
-    ranked = sorted((p, place, name) for place, (name, p) in enumerate(tests.items()) if p is not None)
-    for place, (p, _, name) in enumerate(ranked):
-        most = max(most, min(1.0, (len(tests) - place) * p))
-        found[name] = most
-    return found

@@ -25,6 +25,7 @@ def compare(
     quiet: bool | None = None,
     at_once: int | Literal["auto"] = 1,
     stop: Stop | None = None,
+    margin: float | None = None,
 ) -> Study:
     """Run experiments on the same seeds, as a study of methods, seeds, and the parts of their protocol.
 
@@ -37,6 +38,7 @@ def compare(
         quiet: As of `Experiment.run`.
         at_once: Number of runs side by side, as of `Study.run`.
         stop: As of `Study.run`.
+        margin: As of `Study`.
 
     Returns:
         The study, whose `table` has a row for each experiment.
@@ -51,13 +53,14 @@ def compare(
     if len(named) < 2 or not chosen:
         what = f"{len(named)} experiments and {len(chosen)} seeds"
         raise ConfigError(f"compare: there are {what}; give two experiments or more, and one seed or more")
-    return grid(named, {}, chosen).run(output, at_once, stop, quiet)
+    return grid(named, {}, chosen, margin).run(output, at_once, stop, quiet)
 
 
 def grid(
     experiments: Experiment | Sequence[Experiment] | Mapping[str, Experiment],
     space: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     seeds: int | Sequence[int] = 1,
+    margin: float | None = None,
 ) -> Study:
     """A study with one cell for each experiment, each combination of values, and each seed; it is not run.
 
@@ -66,6 +69,7 @@ def grid(
         space: By key, such as `train.lr`: the values, or these by the name that tables have for them, as
             objects need one; None: only experiments and seeds differ.
         seeds: The seeds, or their number, counted from 0.
+        margin: As of `Study`.
 
     Returns:
         The study; its coordinates are `method`, the keys and `seed`.
@@ -92,7 +96,7 @@ def grid(
                 held = Fixed(replace(config, seed=int(seed)), experiment.given)
                 whole = {"method": method, **at, SEED: seed}
                 cells.append(({name: whole[name] for name in names}, held))
-    return Study(cells)
+    return Study(cells, margin=margin)
 
 
 def named_experiments(

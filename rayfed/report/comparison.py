@@ -24,9 +24,9 @@ from rayfed.config.variants import differing_values, trained_otherwise
 from rayfed.record.recorded_run import MODELS, RecordedRun
 from rayfed.report.final_table import (
     KINDS,
+    adapter_note,
     cell_without,
     cut_notes,
-    exceeds_adapter_gain,
     fault_notes,
     final_scores,
     final_table,
@@ -97,7 +97,7 @@ def table_of_methods(runs: Sequence[RecordedRun]) -> Table:
     again = (KINDS[kind] for kind in shown)
     statistics = (level_words(metric) if column is MEAN else column.words for column in STATISTICS)
     columns = ("method", "round", *names, *statistics, *again, *COST)
-    return Table(title, columns, rows, (*notes, *_of_some(scored), *_alike(scored)))
+    return Table(title, columns, rows, (*notes, *_of_some(scored), *_adapters(scored)))
 
 
 def _of_some(runs: Sequence[RecordedRun]) -> Iterator[str]:
@@ -107,26 +107,22 @@ def _of_some(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"{run.method}: scored are {some}"
 
 
-def _alike(runs: Sequence[RecordedRun]) -> Iterator[str]:
-    """A note where the methods differ by no more than what the adapters add to the score.
+def _adapters(runs: Sequence[RecordedRun]) -> Iterator[str]:
+    """Notes on what one seed resolves, and on what the adapters add to the score.
 
     Methods are compared by the models that they deploy; what adapters add was measured on the global ones.
     """
-    scores, gains = [], []
+    if len(runs) > 1:
+        yield "one seed: no difference between methods can be told from chance; several seeds make a study"
+    whole, bare = [], []
     for run in runs:
-        deployed, score = final_scores(run.reported)
+        _, score = final_scores(run.reported)
         without = run.without.get("adapters")
-        if deployed is not None and score is not None and without is not None:
-            scores.append(100 * deployed)
-            gains.append(100 * (score - without))
-    if len(scores) < 2:
-        return
-    apart, why = exceeds_adapter_gain(scores, gains)
-    if not apart:
-        yield (
-            f"this setting cannot tell the methods apart: {why} (mean over domains less without_adapters, "
-            f"mean over the methods)"
-        )
+        if score is not None and without is not None:
+            whole.append(100 * score)
+            bare.append(100 * without)
+    if len(whole) > 1:
+        yield adapter_note(whole, bare)
 
 
 def _scores(run: RecordedRun) -> list[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import correlation, fmean, stdev
 from typing import Any
 
 from rayfed.columns import (
@@ -50,18 +50,35 @@ def final_scores(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return deployed, row.get(OVER_DOMAINS.name(metric, GLOBAL), deployed)
 
 
-def exceeds_adapter_gain(scores: Sequence[float], added: Sequence[float]) -> tuple[bool, str]:
-    """Whether a setting tells methods apart, and both numbers that say so in words.
+def adapter_note(whole: Sequence[float], bare: Sequence[float], half_width: float | None = None) -> str:
+    """A note on whether a setting tests the adapters at all, from the models with and without them.
+
+    What adapters add to all methods says nothing of the differences between these: the note compares the gain
+    with the differences that can be seen, and the differences with adapters to those without.
 
     Args:
-        scores: Mean over domains of each method, in percent.
-        added: What adapters add to the score of each of these methods, in percent.
-
-    Returns:
-        False where the methods differ by no more than what the adapters add, mean over the methods.
+        whole: Score of each method, in percent.
+        bare: The score of each with its adapters at their start values, in percent.
+        half_width: Least difference that the seeds resolve, in points; None: that is not known.
     """
-    apart, gain = max(scores) - min(scores), fmean(added)
-    return apart > abs(gain), f"they differ by {apart:.1f} points, the adapters add {gain:.1f}"
+    gains = [score - without for score, without in zip(whole, bare, strict=True)]
+    gain = fmean(gains)
+    deviation = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
+    said = f"the adapters add {gain:.1f}{deviation} points (mean and deviation over the rows)"
+    if half_width is None:
+        seen = ""
+    elif abs(gain) < half_width:
+        seen = f", less than the {half_width:.1f} that can be seen: this setting does not test the adapters"
+    else:
+        seen = f", at least the {half_width:.1f} that can be seen: the adapters take part"
+    if len(gains) < 2:
+        return said + seen
+    ranges = [max(scores) - min(scores) for scores in (whole, bare)]
+    apart = f"; the rows differ by up to {ranges[0]:.1f} points, without adapters by up to {ranges[1]:.1f}"
+    alike = ""
+    if len(gains) > 2 and min(ranges) > 1e-9:
+        alike = f" (correlation {correlation(whole, bare):+.2f})"
+    return said + seen + apart + alike
 
 
 def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

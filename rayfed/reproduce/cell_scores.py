@@ -45,6 +45,15 @@ def better(score: str) -> str:
     return "lower" if score.removeprefix(MEAN) == TRAINED or better_values(score) == "smaller" else "higher"
 
 
+def is_by_position(score: str) -> bool:
+    """Whether a score is that of one domain, which is named by its position.
+
+    >>> is_by_position("domain 2"), is_by_position("generalization 1"), is_by_position("accuracy_domain")
+    (True, True, False)
+    """
+    return score.rpartition(" ")[2].isdecimal()
+
+
 def unit(score: str) -> str:
     """Unit of a score: percent, or a number."""
     if score.startswith(MEAN):

@@ -11,15 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from rayfed.config import papers
 from rayfed.config.papers import PaperTable
-from rayfed.experiment.study.paired_tests import mean_and_error, p_of_t
+from rayfed.evaluation.family_tests import (
+    LEVEL,
+    MARGIN,
+    VERDICTS,
+    TestedFamily,
+    Verdict,
+    resolution_in_words,
+    run_family_tests,
+)
 from rayfed.record.recorded_run import RecordedRun
-from rayfed.report.final_table import exceeds_adapter_gain, head_notes
+from rayfed.report.final_table import adapter_note, head_notes
 from rayfed.reproduce.cell_scores import (
     ADDED,
     EXAMPLES,
@@ -29,14 +35,14 @@ from rayfed.reproduce.cell_scores import (
     WITHOUT,
     Folders,
     better,
+    is_by_position,
     rule_of,
     unit,
 )
 from rayfed.reproduce.table_study import TableCell, TableStudy, is_harmless
 from rayfed.terminal.table_formats import Table, fit_width
 
-FORMAT = 1
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +91,11 @@ class PaperClaim:
         paper_difference: Better minus worse in the paper.
         difference: The same in our runs, mean over the seeds that both rows have; None: there is none.
         seeds: Number of these seeds.
-        p: Two-sided p-value of the paired t-test over them; None for fewer than two, or without a difference.
-        verdict: holds, does not hold, or not decided.
+        low, high: Interval of this difference, of all orderings of the table together; None: there is none.
+        p: For all orderings of the table; None for fewer than two seeds.
+        verdict: Of the row that is better in the paper: `better` here, too, `worse`, `as good`, `open`, or
+            `same`.
+        seeds_needed: Number of seeds that would decide an open ordering; None: it is decided, or very many.
     """
 
     setting: str
@@ -96,8 +105,11 @@ class PaperClaim:
     paper_difference: float
     difference: float | None
     seeds: int
+    low: float | None
+    high: float | None
     p: float | None
-    verdict: str
+    verdict: Verdict
+    seeds_needed: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +146,8 @@ class Reproduction:
 MUCH = 1.1
 """From this ratio of examples on, rows of a table are said to train unequally often."""
 
-LEVEL = 0.05
-"""Level of significance of the test of an ordering."""
+MARGIN_OF = {"percent": 100 * MARGIN}
+"""Largest difference of rows that count as equally good, by the unit of a measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +202,17 @@ def compare(asked: TableStudy, finished: Finished, folders: CellFolders | None =
         for place, measure in enumerate(measures)
         if (setting, row, measure.name) in by_seed
     )
+    tested = _tested_measures(asked, measures, by_seed)
+    families = {
+        measure.name: _tested(measure, _orderings_of(asked, measure, values), by_seed, finished, len(tested))
+        for measure in tested
+    }
     claims = tuple(
         claim
         for setting in asked.settings
-        for measure in measures
-        if measure.score
-        for claim in _claims(
-            measure, [v for v in values if (v.setting, v.measure) == (setting, measure.name)], by_seed
-        )
+        for measure in tested
+        for claim in families[measure.name][0]
+        if claim.setting == setting
     )
     table = asked.table
     return Reproduction(
@@ -216,7 +231,9 @@ def compare(asked: TableStudy, finished: Finished, folders: CellFolders | None =
         cells=tuple(_cell(asked.path, cell, finished, folders.get(cell, {})) for cell in asked.configs),
         values=values,
         claims=claims,
-        notes=tuple(_notes(asked, values, finished, folders)),
+        notes=tuple(
+            _notes(asked, values, finished, folders, {name: each for name, (_, each) in families.items()})
+        ),
     )
 
 
@@ -277,52 +294,101 @@ def _published_number(numbers: Any, place: int) -> tuple[float | None, float | N
     return float(mean), None if sd is None else float(sd)
 
 
-def _claims(
-    measure: Measure, values: Sequence[Value], by_seed: Mapping[tuple[str, str, str], Mapping[int, float]]
-) -> Iterator[PaperClaim]:
-    """Claims of the paper's numbers in a setting: the best row beats each, and each beats the next."""
+Ordering: TypeAlias = tuple[Value, Value]
+"""Two rows of a setting, as the paper orders them: the better one, and the other."""
+
+BySeed: TypeAlias = Mapping[tuple[str, str, str], Mapping[int, float]]
+
+
+def _tested_measures(asked: TableStudy, measures: Sequence[Measure], by_seed: BySeed) -> tuple[Measure, ...]:
+    """The measures whose orderings have a counterpart here.
+
+    Those that are read from no run have none, and at mini scale single domains, which are other ones than the
+    paper's. Where runs are finished, nor have those that none of these has.
+    """
+    begun = any(by_seed.values())
+    scored = {name for (_, _, name), seeds in by_seed.items() if seeds}
+    return tuple(
+        measure
+        for measure in measures
+        if measure.score
+        and not (asked.scale == papers.MINI and is_by_position(measure.score))
+        and (measure.name in scored or not begun)
+    )
+
+
+def _orderings_of(asked: TableStudy, measure: Measure, values: Sequence[Value]) -> list[Ordering]:
+    """Orderings of the paper by a measure, in each setting: the best row beats each, and each the next."""
     sign = 1 if measure.better == "higher" else -1
-    ranked = sorted((v for v in values if v.paper is not None), key=lambda v: -sign * (v.paper or 0.0))
-    pairs = [(ranked[0], other) for other in ranked[1:]] + list(itertools.pairwise(ranked[1:]))
-    for first, second in pairs:
-        assert first.paper is not None
-        assert second.paper is not None
-        if first.paper == second.paper:
-            continue
-        seeds = [by_seed[v.setting, v.row, v.measure] for v in (first, second)]
-        common = sorted(seeds[0].keys() & seeds[1].keys())
-        ours = [seeds[0][seed] - seeds[1][seed] for seed in common]
-        verdict, p = judge([sign * difference for difference in ours])
-        yield PaperClaim(
-            setting=first.setting,
-            measure=measure.name,
-            better=first.row,
-            worse=second.row,
-            paper_difference=first.paper - second.paper,
-            difference=fmean(ours) if ours else None,
-            seeds=len(ours),
-            p=p,
-            verdict=verdict,
-        )
+    found = []
+    for setting in asked.settings:
+        own = [v for v in values if (v.setting, v.measure) == (setting, measure.name)]
+        ranked = sorted((v for v in own if v.paper is not None), key=lambda v: -sign * (v.paper or 0.0))
+        pairs = [(ranked[0], other) for other in ranked[1:]] + list(itertools.pairwise(ranked[1:]))
+        found += [(first, second) for first, second in pairs if first.paper != second.paper]
+    return found
 
 
-def judge(differences: Sequence[float]) -> tuple[str, float | None]:
-    """Whether a row is better than another one, by a two-sided paired t-test over seeds.
+def _tested(
+    measure: Measure,
+    orderings: Sequence[Ordering],
+    by_seed: BySeed,
+    finished: Finished,
+    families: int,
+) -> tuple[list[PaperClaim], TestedFamily]:
+    """The claims of a measure, tested as a family; the families of a table share the probability of an error.
 
     Args:
-        differences: By seed, how much better the row is; negative: it is worse.
-
-    Returns:
-        holds (p below `LEVEL`, better), does not hold (p below it, worse) or not decided; and p, which is
-        None for fewer than two seeds or where all differences are zero.
+        families: Their number.
     """
-    if len(differences) < 2 or not any(differences):
-        return OPEN, None
-    mean, error = mean_and_error(np.asarray(differences))
-    p = p_of_t(mean / error, len(differences)) if error else 0.0  # equal differences have no deviation
-    if p >= LEVEL:
-        return OPEN, p
-    return (HOLDS if fmean(differences) > 0 else FAILS), p
+    differences = []
+    for pair in orderings:
+        one, other = (by_seed[v.setting, v.row, v.measure] for v in pair)
+        differences.append({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
+    family = run_family_tests(
+        differences,
+        larger=measure.better == "higher",
+        margin=MARGIN_OF.get(measure.unit),
+        level=1 - (1 - LEVEL) / families,
+        same=[
+            bool(each) and not any(each.values()) and _same_bytes(pair, finished)
+            for pair, each in zip(orderings, differences, strict=True)
+        ],
+    )
+    claims = []
+    for (first, second), each in zip(orderings, family.tests, strict=True):
+        assert first.paper is not None
+        assert second.paper is not None
+        claims.append(
+            PaperClaim(
+                setting=first.setting,
+                measure=measure.name,
+                better=first.row,
+                worse=second.row,
+                paper_difference=first.paper - second.paper,
+                difference=each.difference,
+                seeds=each.seeds,
+                low=each.low,
+                high=each.high,
+                p=None if each.p_corrected is None else min(1.0, families * each.p_corrected),
+                verdict=each.verdict,
+                seeds_needed=each.needed,
+            )
+        )
+    return claims, family
+
+
+def _same_bytes(pair: Ordering, finished: Finished) -> bool:
+    """Whether both rows have the same tensors in the end, for each seed."""
+    digests: list[dict[int, str]] = [
+        {
+            cell.seed: done.sha256
+            for cell, done in finished.items()
+            if (cell.setting, cell.row) == (v.setting, v.row)
+        }
+        for v in pair
+    ]
+    return digests[0] == digests[1] != {} and all(digests[0].values())
 
 
 def _cell(path: Path, cell: TableCell, finished: Finished, folders: Folders) -> dict[str, Any]:
@@ -378,41 +444,41 @@ def _shares(asked: TableStudy, finished: Finished) -> Iterator[str]:
             yield f"{setting}: share of the last score that was there after half of the rounds: {each}"
 
 
-def _apart(asked: TableStudy, finished: Finished) -> Iterator[str]:
-    """Words on each setting whose rows differ by no more than what the adapters add, and on the columns."""
+def _adapters(asked: TableStudy, finished: Finished, families: Mapping[str, TestedFamily]) -> Iterator[str]:
+    """Words on the columns without tensors, and on each setting: what the adapters add to its rows."""
     there = {name for cell in finished.values() for name in cell.scores}
     if kinds := [name for name in WITHOUT if name in there]:
         where = "the held-out domains" if asked.first.protocol == "leave_one_out" else "domains"
         put_back = "with these tensors at their start values"
         yield f"{', '.join(kinds)}: the final model {put_back}, mean over {where} and seeds"
+    half = _resolved(measures_of(asked), families)
     for setting in asked.settings:
         rows = {}
         for name in asked.rows:
             found = _finished_in(asked, finished, setting, name)
             if found := [scores for scores in found if {FINAL, ADDED} <= scores.keys()]:
                 rows[name] = [fmean(scores[key] for scores in found) for key in (FINAL, ADDED)]
-        yield from alike(setting, rows)
+        if len(rows) > 1:
+            whole, added = zip(*rows.values(), strict=True)
+            bare = [score - gain for score, gain in zip(whole, added, strict=True)]
+            yield f"{setting}: {'; '.join(rows)}: {adapter_note(whole, bare, half)}"
 
 
-def alike(setting: str, rows: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """A sentence on how far the rows of a setting differ, against what their adapters add; none of one row.
-
-    Args:
-        setting: The setting.
-        rows: By row, the score of the final model in percent, and what the adapters add to it.
-    """
-    if len(rows) < 2:
-        return
-    scores, added = zip(*rows.values(), strict=True)
-    bare = [score - gain for score, gain in rows.values()]
-    apart, why = exceeds_adapter_gain(scores, added)
-    said = f"{setting}: {'; '.join(rows)}: {why} (mean over the rows)"
-    said += f"; without adapters they differ by {max(bare) - min(bare):.1f}"
-    yield said if apart else f"{said}; this setting cannot tell them apart"
+def _resolved(measures: Sequence[Measure], families: Mapping[str, TestedFamily]) -> float | None:
+    """Median half of an interval of the first measure in percent of which larger values are better."""
+    for measure in measures:
+        found = families.get(measure.name)
+        if (measure.better, measure.unit) == ("higher", "percent") and found is not None and found.resolution:
+            return found.resolution[0]
+    return None
 
 
 def _notes(
-    asked: TableStudy, values: Sequence[Value], scores: Finished, folders: CellFolders
+    asked: TableStudy,
+    values: Sequence[Value],
+    scores: Finished,
+    folders: CellFolders,
+    families: Mapping[str, TestedFamily],
 ) -> Iterator[str]:
     """Sentences below the table."""
     seeds = ", ".join(map(str, asked.seeds))
@@ -431,16 +497,26 @@ def _notes(
         )
     yield from _steps(asked, scores)
     yield from _shares(asked, scores)
-    yield from _apart(asked, scores)
+    yield from _adapters(asked, scores, families)
     others = {v.setting: v.paper_setting for v in values if v.paper_setting not in (None, v.setting)}
     yield from (f"next to {ours}: the paper's numbers for {theirs}" for ours, theirs in others.items())
     unread = [measure.name for measure in measures_of(asked) if not measure.score]
     if unread:
         yield f"not read from a run: {', '.join(unread)}"
-    yield (
-        f"an ordering holds, or does not hold, where a two-sided paired t-test over the seeds gives "
-        f"p < {LEVEL}; p is not corrected for the number of orderings"
-    )
+    if families:
+        yield (
+            f"an ordering: is the row that is better in the paper better here? Intervals and p hold for all "
+            f"orderings of the table together ({100 * LEVEL:g} %); as good: within {100 * MARGIN:g} point "
+            f"of 0 (measures in percent); seeds needed: would decide an open one four times of five, if the "
+            f"difference is ours"
+        )
+    units = {measure.name: " points" if measure.unit == "percent" else "" for measure in measures_of(asked)}
+    for name, family in families.items():
+        if resolved := resolution_in_words(family, units[name]):
+            yield f"{name}: {resolved}"
+    left = [m.name for m in measures_of(asked) if m.score and m.name not in families and asked.table.numbers]
+    if left:
+        yield f"orderings without a counterpart here, not tested: {', '.join(left)}"
     if changed := [text for text in asked.overrides if not is_harmless(text.partition("=")[0])]:
         yield f"changed in all cells: {' '.join(changed)}"
     where = " at the scale of the paper" if asked.scale == papers.MINI else ""
@@ -453,9 +529,11 @@ CLAIM_COLUMNS = (
     "the paper's order",
     "the paper's difference",
     "ours",
+    "interval",
     "seeds",
     "p",
     "verdict",
+    "seeds needed",
 )
 
 
@@ -529,16 +607,24 @@ def claim_cells(claim: PaperClaim) -> tuple[str, ...]:
         f"{claim.better} before {claim.worse}",
         number(claim.paper_difference, sign=True),
         number(claim.difference, sign=True) or "-",
+        interval(claim.low, claim.high),
         str(claim.seeds),
         p,
         claim.verdict,
+        "" if claim.seeds_needed is None else str(claim.seeds_needed),
     )
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """An interval in words; empty where there is none."""
+    return "" if low is None or high is None else f"{number(low, sign=True)} to {number(high, sign=True)}"
+
+
 def verdicts(found: Reproduction) -> str:
-    """Numbers of orderings that hold, do not hold, and are not decided, in words."""
-    counts = [sum(c.verdict == kind for c in found.claims) for kind in (HOLDS, FAILS, OPEN)]
-    return f"{counts[0]} hold, {counts[1]} do not hold, {counts[2]} are not decided"
+    """Numbers of orderings by verdict, in words."""
+    kinds = (*VERDICTS, *(["same"] if any(c.verdict == "same" for c in found.claims) else []))
+    counts = (f"{sum(c.verdict == kind for c in found.claims)} {kind}" for kind in kinds)
+    return f"the row that is better in the paper is here: {', '.join(counts)}"
 
 
 def _table(found: Reproduction, setting: str) -> Table:
@@ -572,7 +658,7 @@ def _without(found: Reproduction, setting: str, row: str, kind: str) -> str:
 
 def _orderings(found: Reproduction, title: str) -> Table:
     rows = tuple(claim_cells(claim) for claim in found.claims)
-    return Table(title, CLAIM_COLUMNS, rows, left=frozenset({0, 1, 2, 7}))
+    return Table(title, CLAIM_COLUMNS, rows, left=frozenset({0, 1, 2, 8}))
 
 
 def markdown(found: Reproduction) -> str:
@@ -580,7 +666,7 @@ def markdown(found: Reproduction) -> str:
     parts = [f"# {title_of(found)}\n", *(_table(found, setting).markdown("##") for setting in found.settings)]
     if found.claims:
         orderings = _orderings(found, "Orderings in the paper's numbers")
-        parts.append(orderings.markdown("##", lead=f"{verdicts(found)}."))
+        parts.append(orderings.markdown("##", lead=f"{verdicts(found)[0].upper()}{verdicts(found)[1:]}."))
     return (
         "\n".join([*(part.rstrip("\n") + "\n" for part in parts), *(f"- {note}" for note in found.notes)])
         + "\n"
@@ -594,7 +680,7 @@ def text(found: Reproduction, width: int | None = None) -> str:
     rows = [(setting, *row) for setting in found.settings for row in _table(found, setting).rows]
     parts = [Table(title_of(found), ("setting", "row", "seeds", *titles), tuple(rows)).text(width)]
     if found.claims:
-        parts.append(_orderings(found, f"orderings in the paper's numbers: {verdicts(found)}").text(width))
+        parts.append(_orderings(found, f"orderings in the paper's numbers; {verdicts(found)}").text(width))
     return "\n\n".join([*parts, "\n".join(fit_width(note, width) for note in found.notes)])
 
 
@@ -640,7 +726,7 @@ def latex(found: Reproduction) -> str:
             rows.append((row, *(cell for value, _ in values for cell in (ours(value), paper(value)))))
         lines.append(Table(setting, columns, tuple(rows), ranks=marks).latex())
     if found.claims:
-        lines.append(_orderings(found, f"orderings in the paper's numbers: {verdicts(found)}").latex())
+        lines.append(_orderings(found, f"orderings in the paper's numbers; {verdicts(found)}").latex())
     return "\n".join(lines)
 
 
@@ -666,6 +752,6 @@ def page(found: Reproduction) -> str:
         *(_table(found, setting).html() for setting in found.settings),
     ]
     if found.claims:
-        parts.append(_orderings(found, f"Orderings in the paper's numbers: {verdicts(found)}").html())
+        parts.append(_orderings(found, f"Orderings in the paper's numbers; {verdicts(found)}").html())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in found.notes)
     return "\n".join([*parts, f"<ul>{notes}</ul></body></html>"]) + "\n"

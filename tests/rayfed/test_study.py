@@ -62,6 +62,7 @@ def test_an_entry_that_is_named_like_a_method_is_that_method():
     [
         ({"gird": {}}, [], "key: 'gird'"),
         ({"seeds": "three"}, [], "seeds: 'three' is neither a number nor a list of numbers"),
+        ({"margin": -1}, [], "margin: -1 is no positive number"),
         ({"grid": [1]}, [], "grid: [1] is no mapping of names"),
         ({"methods": {"a": "rounds=5"}}, [], "methods.a: 'rounds=5' is no list of overrides"),
         ({"experiment": ["rouds=5"]}, [], "did you mean 'rounds'"),

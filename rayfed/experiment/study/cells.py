@@ -11,10 +11,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result
+from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result, share_of
 from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
-from rayfed.errors import ConfigError, PartsFailedError, adding, unknown
+from rayfed.errors import ConfigError, PartsFailedError, adding, count_of, unknown
+from rayfed.evaluation.family_tests import LEVEL, MARGIN, resolution_in_words
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.kept_session import QUIETLY, Shown
 from rayfed.experiment.single_run import Show
@@ -31,7 +32,7 @@ from rayfed.experiment.study.coordinates import (
 )
 from rayfed.experiment.study.described import Described, Fixed, RecordedExperiment, one_method
 from rayfed.experiment.study.equal_cells import equally_trained
-from rayfed.experiment.study.paired_tests import paired_tests
+from rayfed.experiment.study.paired_tests import checked_margin, paired_tests
 from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
@@ -70,6 +71,7 @@ class Study:
         score: str | None = None,
         reported: Rule | None = None,
         equal_steps: bool = False,
+        margin: float | None = None,
     ) -> None:
         """Describe a study; nothing is read, checked or started before `run`.
 
@@ -88,15 +90,19 @@ class Study:
                 `validation` score; None: as the protocol has it, else the last one.
             equal_steps: Multiply the passes over the data of methods that would train on fewer batches than
                 another one of their setting, until all train on as many.
+            margin: Largest difference between rows that count as equally good, in the unit of the score;
+                None: 0.01 of a share such as an accuracy, and none of other scores. State it before the runs.
 
         Raises:
-            ConfigError: Coordinates are wrong, a cell waits for one that is none, or for itself.
+            ConfigError: Coordinates or the margin are wrong, a cell waits for one that is none, or for
+                itself.
         """
         self.names, self.cells = keys_of(cells, names)
         self._after = waits_of(after or {}, self.names, self.cells)
         self._score = score
         self._reported: Rule | None = reported
         self._equal_steps = equal_steps
+        self._margin = checked_margin(margin)
         self._protocol = ""
         self._scored: dict[Key, Key] = {}
         self.finished: dict[Key, Run] = {}
@@ -215,6 +221,7 @@ class Study:
         ]
         study = cls(cells, score=manifest.score)
         study._reported, study._protocol = manifest.reported, manifest.protocol
+        study._margin = manifest.margin
         study.path = study._folder = folder
         study._find_finished(manifest)
         return study
@@ -298,7 +305,7 @@ class Study:
     def _note(self, manifest: Manifest) -> None:
         """Put into the manifest what it has besides cells."""
         manifest.score, manifest.reported = self._score, self._reported or "last"
-        manifest.protocol = self._protocol
+        manifest.protocol, manifest.margin = self._protocol, self._margin
         manifest.search = self._record() or manifest.search
 
     def _record(self) -> dict[str, Any] | None:
@@ -428,10 +435,28 @@ class Study:
         if not self.finished:
             raise ConfigError("study: no cell is finished; call study.run(FOLDER) first")
 
-    def tests(self, against: Any = None, score: str | None = None, level: float = 0.95) -> TableFrame:
-        """Paired tests of rows of the table against others, and simultaneous intervals of the differences.
+    def margin_of(self, score: str | None = None) -> float | None:
+        """Largest difference between rows that count as equally good; None: none do.
 
-        The unit is a seed: the scores of its parts, such as held-out domains, are averaged first.
+        Args:
+            score: The column; None: `Study.score`.
+        """
+        column = score or self.score
+        if self._margin is not None and column == self.score:
+            return self._margin
+        return MARGIN if self.metric in column and share_of(self.metric) != 1 else None
+
+    def tests(
+        self,
+        against: Any = None,
+        score: str | None = None,
+        level: float = LEVEL,
+        margin: float | None = None,
+    ) -> TableFrame:
+        """Paired tests of rows of the table against others: simultaneous intervals, and verdicts.
+
+        The unit is a seed: the scores of its parts, such as held-out domains, are averaged first. Rows whose
+        runs have the same bytes as those that they are compared with are not tested; their verdict is `same`.
 
         Args:
             against: The label of the row that others are compared with; None: the first row. With a value of
@@ -439,14 +464,18 @@ class Study:
                 is otherwise like them.
             score: The column; None: `Study.score`.
             level: Probability that all intervals contain their true differences.
+            margin: Largest difference between rows that count as equally good, in the unit of the column;
+                None: as of `Study`.
 
         Returns:
-            A row for each test, with `against`, `difference`, `low`, `high`, `p`, `p_corrected` (Holm over
-            all of them), `seeds` and `verdict`. `attrs["intervals"]` says how the intervals were made: by
-            the largest |t| where whole seeds are drawn again, from five seeds on, else by Bonferroni.
+            A row for each test, with `against`, `difference`, `low`, `high`, `p`, `p_corrected` (for all of
+            them), `seeds`, `verdict` and `seeds_needed`: see `rayfed.evaluation.family_tests`. The verdict is
+            `better` or `worse` where the interval is on one side of 0, `as good` where it is within the
+            margin, else `open`. `attrs["resolution"]` has the median and the largest half of an interval, and
+            `attrs["intervals"]` how their common critical value was found.
 
         Raises:
-            ConfigError: There is no such row or column, or nothing to compare.
+            ConfigError: There is no such row or column, nothing to compare, or a number is not allowed.
         """
         from rayfed.experiment.study.frame import TableFrame
 
@@ -454,20 +483,48 @@ class Study:
             raise ConfigError(f"level: {level!r} is no probability between 0 and 1")
         scores = self._scores(score)
         column = score or self.score
-        table = paired_tests(scores, self._pairs(against), larger_of(column, self.metric), level)
+        width = self.margin_of(column) if margin is None else checked_margin(margin)
+        pairs = self._pairs(against)
+        same = self._same_bytes(pairs, scores)
+        table = paired_tests(scores, pairs, larger_of(column, self.metric), level, width, same)
+        family = table.attrs["family"]
+        share = share_of(self.metric) if self.metric in column else 1.0
+        unit = " points" if share != 1 else ""
         frame = TableFrame(table)
-        interval = table.attrs["intervals"]
-        count = "1 test" if len(table) == 1 else f"{len(table)} tests"
+        count = count_of(len(table) - len(same), "test")
+        notes = [
+            f"mean over seeds of the paired differences; low, high: simultaneous {100 * level:g} % intervals "
+            f"of {count} with moderated variances ({family.how}); p_corrected: for all of them",
+            "as good: within "
+            + (f"{share * width:g}{unit} of 0" if width is not None else "no margin (margin=...)")
+            + "; seeds_needed: would decide an open test four times of five, if its difference is that found",
+            resolution_in_words(family, unit, share),
+            *(f"{one}: the same bytes as {other} in every run, not tested" for one, other in same),
+        ]
         frame.attrs = {
             "title": f"{column}: differences",
             "metric": self.metric if self.metric in column else "",
-            "intervals": interval,
-            "notes": (
-                f"mean over seeds of the paired differences; low, high: simultaneous {100 * level:g} % "
-                f"intervals of {count} ({interval}); p of paired t-tests, corrected by Holm",
-            ),
+            "intervals": family.how,
+            "resolution": family.resolution,
+            "notes": tuple(filter(None, notes)),
         }
         return frame
+
+    def _same_bytes(self, pairs: Sequence[tuple[str, str]], scores: pd.DataFrame) -> list[tuple[str, str]]:
+        """The pairs whose runs have the same final tensors and the same scores, in all parts and seeds."""
+        own = row_names(self.names)
+        digests: dict[str, dict[Key, str]] = {}
+        for key, run in self.finished.items():
+            rest = tuple(value for name, value in zip(self.names, key, strict=True) if name not in own)
+            digests.setdefault(self.labels[row_of(key, self.names)], {})[rest] = run.sha256
+        return [
+            (one, other)
+            for one, other in pairs
+            if digests.get(one)
+            and digests[one] == digests.get(other)
+            and all(digests[one].values())
+            and scores[one].equals(scores[other])
+        ]
 
     def _pairs(self, against: Any) -> list[tuple[str, str]]:
         """Labels of the tested rows, and of those that they are compared with."""
@@ -509,8 +566,8 @@ class Study:
     def table(self) -> TableFrame:
         """Mean, standard deviation over the seeds, mean over domains and worst client of each row.
 
-        `p` is of a two-sided paired t-test against the first row, where there are two seeds or more, and
-        `p_corrected` the same, corrected by Holm for the number of tests. `model` says whose scores these
+        `verdict` is that of `tests` against the first row, and `p_corrected` its p for all rows, where there
+        are two seeds or more. `model` says whose scores these
         are (`Run.deployed`), where methods that deploy the clients' personal models are compared with
         methods that deploy the global one. `study.table(format)` is the table as a text.
         """
@@ -520,7 +577,9 @@ class Study:
 
         scores, metric, column = self.scores, self.metric, self.score
         pairs = self._pairs(None) if len(self.labels) > 1 else []
-        tests = paired_tests(scores, pairs, larger_of(column, metric), 0.95)
+        same = self._same_bytes(pairs, scores)
+        larger, margin = larger_of(column, metric), self.margin_of()
+        tests = paired_tests(scores, pairs, larger, LEVEL, margin, same)
         of_nobody = column.startswith((HELD_OUT, UNSEEN, ADAPTED))  # no client has what is scored
         rows: dict[str, dict[str, Any]] = {}
         for label, runs in self.rows.items():
@@ -533,16 +592,17 @@ class Study:
             own = self._of_row(label)
             for name in (f"{metric}_domain", f"worst_client_{metric}"):
                 row[name] = own[name].mean() if name in own and own[name].notna().any() else None
-            against = dict(pairs).get(label)
-            differs = against is not None and (scores[label] - scores[against]).dropna().ne(0).any()
-            row["p"] = tests.loc[label, "p"] if differs else None
-            row["p_corrected"] = tests.loc[label, "p_corrected"] if differs else None
+            tested = label in tests.index
+            row["p_corrected"] = tests.loc[label, "p_corrected"] if tested else None
+            row["verdict"] = tests.loc[label, "verdict"] if tested else ""
             rows[label] = row
         if len({row["model"] for row in rows.values()}) == 1:
             for row in rows.values():
                 del row["model"]
         plain = pd.DataFrame.from_dict(rows, orient="index")
-        frame = TableFrame(plain.astype({name: float for name in plain if name != "model"}))
+        if not pairs:
+            plain = plain.drop(columns=["p_corrected", "verdict"])
+        frame = TableFrame(plain.astype({name: float for name in plain if name not in ("model", "verdict")}))
         frame.attrs = {"title": self._title, "metric": metric, "notes": tuple(self.notes)}
         return frame
 
@@ -605,7 +665,6 @@ class Study:
         """
         import pandas as pd
 
-        from rayfed.columns import share_of
         from rayfed.report.style import ENTRY_HEIGHT, MOST_ENTRIES, legend, looks, shown_figure
 
         look = looks(self.rows)
@@ -640,7 +699,6 @@ class Study:
 
     def latex(self) -> str:
         """The table for LaTeX (`booktabs`): shares in percent, three digits, names escaped."""
-        from rayfed.columns import share_of
         from rayfed.terminal.table_formats import latex_text
 
         table, metric = self.table, self.metric

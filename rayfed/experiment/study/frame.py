@@ -18,6 +18,7 @@ KINDS: dict[str, Kind] = {
     "p": "p",
     "p_corrected": "p",
     "seeds": "count",
+    "seeds_needed": "count",
     "verdict": "text",
     "against": "text",
 }

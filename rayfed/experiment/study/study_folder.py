@@ -64,6 +64,7 @@ class Manifest:
         protocol: The protocol whose runs the cells are; empty: none.
         search: The trials of a search, as plain containers (`rayfed.experiment.study.trials`); None: it is
             none.
+        margin: Largest difference between rows that count as equally good; None: that of the metric.
         earlier: Folder to which what was in `path` was moved; None: there was nothing to keep.
     """
 
@@ -74,6 +75,7 @@ class Manifest:
     reported: Rule = "last"
     protocol: str = ""
     search: dict[str, Any] | None = None
+    margin: float | None = None
     earlier: Path | None = None
 
     @classmethod
@@ -95,7 +97,13 @@ class Manifest:
                 at: Mapping[str, Value] = cell["coordinates"]
                 rest = {name: cell[name] for name in ("folder", "description", "rounds", "sha256", "stopped")}
                 entries[tuple(at[name] for name in names)] = ManifestEntry(**rest)
-            facts = tree["score"], tree["reported"], str(tree["protocol"]), tree.get("search")
+            facts = (
+                tree["score"],
+                tree["reported"],
+                str(tree["protocol"]),
+                tree.get("search"),
+                tree.get("margin"),
+            )
             return cls(path, names, entries, *facts)
 
     def write(self) -> None:
@@ -116,6 +124,7 @@ class Manifest:
             "reported": self.reported,
             "protocol": self.protocol,
             **({} if self.search is None else {"search": self.search}),
+            **({} if self.margin is None else {"margin": self.margin}),
             "cells": cells,
         }
         write_text(self.path / STUDY, to_json(tree, indent=1) + "\n")

@@ -37,10 +37,11 @@ from rayfed.columns import (
     ResultColumn,
     is_larger_better,
     level_words,
+    share_of,
 )
 from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
-from rayfed.evaluation.metrics import holm
+from rayfed.evaluation.family_tests import MARGIN, PairedTest, resolution_in_words, run_family_tests
 from rayfed.record.readers import ROWS, STUDY, read_json, reading
 from rayfed.record.recorded_run import RecordedRun, Rule
 from rayfed.report.comparison import frozen_notes
@@ -357,7 +358,8 @@ def _claims(tree: Mapping[str, Any]) -> Table:
     """The orderings in the paper's numbers and what our runs say about them."""
     columns = [Column("better"), Column("worse"), Column("setting"), Column("measure")]
     columns += [Column("paper's difference", "number"), Column("our difference", "number")]
-    columns += [Column("seeds", "count"), Column("p", "p"), Column("verdict")]
+    columns += [Column("low", "number"), Column("high", "number"), Column("seeds", "count"), Column("p", "p")]
+    columns += [Column("verdict"), Column("seeds needed", "count")]
     keys = (
         "better",
         "worse",
@@ -365,13 +367,18 @@ def _claims(tree: Mapping[str, Any]) -> Table:
         "measure",
         "paper_difference",
         "difference",
+        "low",
+        "high",
         "seeds",
         "p",
         "verdict",
+        "seeds_needed",
     )
-    rows: list[list[Cell]] = [[claim[key] for key in keys] for claim in tree["claims"]]
+    rows: list[list[Cell]] = [[claim.get(key) for key in keys] for claim in tree["claims"]]
     caption = (
-        "p: two-sided paired t-test over seeds; none for a single seed, or if all differences are equal."
+        "Verdict: of the row that is better in the paper; low, high and p hold for all orderings of the "
+        "table together; none for a single seed. Tables that were written with an earlier version have words "
+        "and p of an uncorrected paired t-test, and no interval."
     )
     filters = {"verdict": "", "setting": "", "measure": ""}
     return Table(
@@ -822,24 +829,35 @@ def comparisons(members: Sequence[Member]) -> Table | None:
     apart: dict[str, list[Member]] = {}
     for member in members:
         apart.setdefault("" if by_setting or member.averaged else member.setting, []).append(member)
-    rows = [row for setting, own in apart.items() for row in _of_setting(setting, own, by_setting)]
-    if not rows:
+    found = [each for setting, own in apart.items() for each in _of_setting(setting, own, by_setting)]
+    if not found:
         return None
+    tests, resolved = _tested(found, members)
     columns = [Column("setting"), Column("A"), Column("B"), Column("score"), Column("pairs of")]
     columns += [Column("pairs", "count")]
     columns += [Column("mean of A minus B", "points"), Column("deviation", "points")]
-    columns += [Column("A higher", "count"), Column("B higher", "count"), Column("p", "p")]
-    columns += [Column("corrected p", "p")]
-    corrected = holm({place: row[-1] for place, row in enumerate(rows) if isinstance(row[-1], float)})
-    rows = [[*row, corrected.get(place)] for place, row in enumerate(rows)]
+    columns += [Column("A higher", "count"), Column("B higher", "count")]
+    columns += [Column("low", "points"), Column("high", "points"), Column("p", "p"), Column("A is")]
+    columns += [Column("seeds needed", "count")]
+    rows: list[list[Cell]] = [
+        [
+            *(each.setting, each.first, each.second, each.score, each.of),
+            *statistics(list(each.values.values())),
+            *_cells_of(tests.get(place)),
+        ]
+        for place, each in enumerate(found)
+    ]
     caption = (
-        "A pair of runs has the same setting and seed; a pair of clients is one client under both methods, "
-        "in all such runs; clients with the same test set and the same model count as one. p: two-sided "
-        "paired t-test; none for a single pair, or if all differences are equal. Clients of one run share "
-        "its seed: their test says how many clients gain; only the one over runs says whether other seeds "
-        "would show the same. Corrected p: by Holm, for the number of tests in this table; of many tests, "
-        "some have a small p by chance."
+        "A pair of seeds has the same seed and settings, and counts once: its folds are averaged before. A "
+        "pair of clients is one client under both methods, in all such runs; clients with the same test set "
+        "and the same model count as one. Clients of one run share its seed: how many of them gain is said, "
+        "and not tested. Of seeds: low, high: intervals, and p, which hold for all rows of a score together "
+        "(95 %), with moderated variances. A is better or worse where the interval is on one side of 0, as "
+        f"good where it is within {_margin_in_words(members)}, else open; the same: not tested, both have "
+        "the same bytes. Seeds needed: would decide an open row four times of five, if its difference is the "
+        "one found."
     )
+    caption += "".join(f" {name}: {words}." for name, words in resolved.items())
     caption = " ".join([caption + _own_models(members), *_heads(members)])
     unused = 0 if any(apart) else 1
     columns, rows = columns[unused:], [row[unused:] for row in rows]
@@ -869,8 +887,73 @@ def _own_models(members: Sequence[Member]) -> str:
     )
 
 
-def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[list[Cell]]:
-    """Rows that compare the methods of these runs, or with `by_setting` their settings."""
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Differences of two methods by a score.
+
+    Attributes:
+        setting: The setting, where it is not one of those that are averaged.
+        first, second: The methods.
+        score: The score.
+        of: What pairs are: seeds or clients.
+        values: By seed, or in any order of clients, the first one's score less that of the second one.
+        same: Both have the same bytes in all their runs.
+    """
+
+    setting: str
+    first: str
+    second: str
+    score: str
+    of: str
+    values: Mapping[int, float]
+    same: bool = False
+
+
+def _tested(
+    found: Sequence[Compared], members: Sequence[Member]
+) -> tuple[dict[int, PairedTest], dict[str, str]]:
+    """The tests of rows over seeds, by the number of the row, and by score what the seeds resolve.
+
+    The rows of a score are a family.
+    """
+    metric = members[0].run.metric
+    tests: dict[int, PairedTest] = {}
+    resolved = {}
+    share = share_of(metric)
+    for name in dict.fromkeys(each.score for each in found if each.of == SEEDS):
+        places = [place for place, each in enumerate(found) if (each.score, each.of) == (name, SEEDS)]
+        family = run_family_tests(
+            [found[place].values for place in places],
+            larger=is_larger_better(metric),
+            margin=MARGIN if share != 1 else None,
+            same=[found[place].same for place in places],
+        )
+        tests |= dict(zip(places, family.tests, strict=True))
+        if words := resolution_in_words(family, " points" if share != 1 else "", share):
+            resolved[name] = words
+    return tests, resolved
+
+
+def _cells_of(test: PairedTest | None) -> list[Cell]:
+    """The cells of a test; those of clients have none."""
+    if test is None:
+        return [None, None, None, "", None]
+    words = "the same" if test.verdict == "same" else test.verdict
+    cells: list[Cell] = [test.low, test.high, test.p_corrected, words, test.needed]
+    return cells
+
+
+def _margin_in_words(members: Sequence[Member]) -> str:
+    share = share_of(members[0].run.metric)
+    return f"{share * MARGIN:g} point of 0" if share != 1 else "a margin (there is none for this metric)"
+
+
+SEEDS, CLIENTS = "seeds", "clients"
+"""Units of pairs."""
+
+
+def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[Compared]:
+    """Comparisons of the methods of these runs, or with `by_setting` of their settings."""
     candidates: dict[str, dict[tuple[str, int], Member]] = {}
     for member in members:
         name, rest = (member.setting, "") if by_setting else (member.method, member.setting)
@@ -880,23 +963,31 @@ def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> It
         best = max(candidates, key=lambda name: level(list(candidates[name].values())))
         pairs = [(best, name) for name in candidates if name != best]
     for a, b in pairs:
-        for row in _rows(candidates[a], candidates[b]):
-            yield [setting, a, b, *row]
+        for score, of, values, same in _compared(candidates[a], candidates[b]):
+            yield Compared(setting=setting, first=a, second=b, score=score, of=of, values=values, same=same)
 
 
-def _rows(
+def _compared(
     first: Mapping[tuple[str, int], Member], second: Mapping[tuple[str, int], Member]
-) -> Iterator[list[Cell]]:
+) -> Iterator[tuple[str, str, Mapping[int, float], bool]]:
+    """Scores by which two methods are compared: what pairs are, differences, and whether bytes are equal."""
     shared = [key for key in first if key in second]
     for name in MEASURES:
         measure = STATISTICS[name][1]
-        pairs = [(measure(first[key]), measure(second[key])) for key in shared]
-        differences = [x - y for x, y in pairs if x is not None and y is not None]
-        if differences:
-            yield [name, "runs", *statistics(differences)]
+        by_seed: dict[int, list[float]] = {}
+        for key in shared:
+            x, y = measure(first[key]), measure(second[key])
+            if x is not None and y is not None:
+                by_seed.setdefault(key[1], []).append(x - y)
+        if by_seed:
+            values = {seed: fmean(each) for seed, each in by_seed.items()}
+            same = not any(values.values()) and all(
+                first[key].run.digest == second[key].run.digest != "" for key in shared
+            )
+            yield name, SEEDS, values, same
     both = [d for key in shared for d in _of_clients(first[key], second[key])]
     if both:
-        yield ["score of a client", "clients", *statistics(both)]
+        yield "score of a client", CLIENTS, dict(enumerate(both)), False
 
 
 def _of_clients(a: Member, b: Member) -> list[float]:
@@ -913,22 +1004,17 @@ def _of_clients(a: Member, b: Member) -> list[float]:
 
 
 def statistics(differences: Sequence[float]) -> list[Cell]:
-    """Number, mean, sample standard deviation, how many are positive and negative, and p of a paired t-test.
+    """Number, mean, sample standard deviation, and how many are positive and negative.
 
-    The deviation is None for one difference; p also where all are the same.
+    The deviation is None for one difference.
     """
-    from scipy.stats import ttest_1samp
-
     d = np.asarray(differences, dtype=np.float64)
-    several = len(d) > 1
-    varied = several and float(np.ptp(d)) > 1e-12
     return [
         len(d),
         float(d.mean()),
-        float(d.std(ddof=1)) if several else None,
+        float(d.std(ddof=1)) if len(d) > 1 else None,
         int((d > 0).sum()),
         int((d < 0).sum()),
-        float(ttest_1samp(d, 0.0).pvalue) if varied else None,
     ]
 
 

@@ -21,9 +21,13 @@ def _own_cache(monkeypatch, cache, no_figures):
 def test_a_comparison_has_a_row_for_each_experiment_and_a_run_for_each_seed(tmp_path, monkeypatch):
     monkeypatch.setattr("rayfed.report.page.charts.svg_of", lambda *_: "<svg></svg>")
     slow, fast = own(rounds=1), own(rounds=1, train={"lr": 0.3})
-    found = rayfed.compare({"slow": slow, "fast": fast}, seeds=2, output=tmp_path / "both", quiet=True)
+    both = {"slow": slow, "fast": fast}
+    found = rayfed.compare(both, seeds=2, output=tmp_path / "both", quiet=True, margin=0.9)
     assert list(found.table.index) == ["slow", "fast"]
-    assert found.table["p_corrected"].equals(found.table["p"])  # one test
+    assert found.table.loc["fast", "p_corrected"] == found.tests().loc["fast", "p"]  # one test
+    assert (found.margin_of(), found.margin_of("loss")) == (0.9, None)
+    assert rayfed.load(tmp_path / "both").margin_of() == 0.9
+    assert found.margin_of("worst_client_accuracy") == 0.01
     assert found.scores.shape == (2, 2)
     assert found.scores.loc[1, "fast"] == fast.changed(seed=1).run(quiet=True).accuracy
     assert found.best in ("slow", "fast")

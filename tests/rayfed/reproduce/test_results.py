@@ -10,9 +10,9 @@ from scipy.stats import ttest_rel
 from rayfed.config import papers
 from rayfed.config.compose import folder
 from rayfed.reproduce.cell_scores import ADDED, EXAMPLES, FINAL, HALF, STEPS
-from rayfed.reproduce.results import compare, judge, markdown, matching_setting, measures_of, text
+from rayfed.reproduce.results import compare, markdown, matching_setting, measures_of, text
 from rayfed.reproduce.results import without as columns
-from rayfed.reproduce.table_study import TableCell
+from rayfed.reproduce.table_study import TableCell, table_study
 from tests.rayfed.reproduce.tables import ablation, finished_as, scored
 
 TABLES = papers.tables(folder())
@@ -36,22 +36,50 @@ def test_means_deviations_and_differences_to_the_paper():
     assert compare(asked, finished_as(asked, {"FedGCR": [81.0]})).value("dif10", "FedGCR", "Avg").sd is None
 
 
-def test_each_ordering_has_the_verdict_of_a_paired_test():
-    asked = ablation(seeds=3)
-    ours = {"none": [60.0, 61.0, 62.0], "FedGR": [62.0, 63.5, 64.0], "FedGCR": [70.0, 50.0, 61.0]}
+def test_each_ordering_has_the_verdict_of_its_table():
+    asked = ablation(seeds=5)
+    ours = {"none": [60.0, 61.0, 62.0, 60.5, 61.5], "FedGCR": [70.0, 50.0, 61.0, 40.0, 80.0]}
+    ours["FedGR"] = [
+        value + 6 + step for value, step in zip(ours["none"], (0, 0.5, 0, 0.4, 0.2), strict=True)
+    ]
     found = compare(asked, finished_as(asked, ours))
     holds = verdict(found, "Avg", "FedGR", "none")
-    assert holds.verdict == "holds"
-    assert holds.p == pytest.approx(ttest_rel(ours["FedGR"], ours["none"]).pvalue)
-    assert holds.difference == pytest.approx(13 / 6)
+    assert holds.verdict == "better"
+    assert holds.difference == pytest.approx(6.22)
+    assert 0 < holds.low < 6.22 < holds.high
     assert holds.paper_difference == pytest.approx(63.01 - 60.62)
+    assert (
+        3 * ttest_rel(ours["FedGR"], ours["none"]).pvalue < holds.p < 0.05
+    )  # three measures, several orderings
     # The same numbers as sigma_type, of which a lower value is better: the paper has 23.03 before 26.76.
-    assert verdict(found, "sigma_type", "FedGR", "none").verdict == "does not hold"
+    assert verdict(found, "sigma_type", "FedGR", "none").verdict == "worse"
     unsure = verdict(found, "Avg", "FedGCR", "none")
-    assert (unsure.verdict, unsure.seeds) == ("not decided", 3)
-    assert unsure.p > 0.05
+    assert (unsure.verdict, unsure.seeds) == ("open", 5)
+    assert unsure.low < 0 < unsure.high
     assert verdict(found, "Avg", "FedGCR", "FedGC").seeds == 0  # FedGC is not finished
-    assert verdict(found, "Avg", "FedGC", "FedGR").verdict == "not decided"
+    assert verdict(found, "Avg", "FedGC", "FedGR").verdict == "open"
+    assert any(note.startswith("Avg: 5 seeds resolve differences of") for note in found.notes)
+
+
+def test_rows_of_the_same_bytes_are_not_tested_and_near_ones_are_as_good():
+    asked = ablation(seeds=5)
+    ours = {"none": [60.0, 61.0, 62.0, 60.5, 61.5]}
+    ours["FedGR"], ours["FedGC"] = ours["none"], [value + 0.01 * value % 0.03 for value in ours["none"]]
+    finished = finished_as(asked, ours)
+    alike = {c: replace(done, sha256=f"{c.seed}" if c.row != "FedGC" else "") for c, done in finished.items()}
+    assert verdict(compare(asked, alike), "Avg", "FedGR", "none").verdict == "same"
+    assert verdict(compare(asked, finished), "Avg", "FedGR", "none").verdict != "same"
+    assert verdict(compare(asked, alike), "Avg", "FedGC", "FedGR").verdict == "as good"
+
+
+def test_domains_by_position_have_no_counterpart_at_mini_scale():
+    """The paper's fourth domain is quickdraw; the fourth one here is a style of digits."""
+    found = compare(table_study("fedra/table1", "mini", 1), {})
+    assert {claim.measure for claim in found.claims} == {"Average"}
+    left = "first domain, second domain, third domain, fourth domain, fifth domain, sixth domain"
+    assert f"orderings without a counterpart here, not tested: {left}" in found.notes
+    whole = compare(replace(table_study("fedra/table1", "mini", 1), scale="paper"), {})
+    assert len({claim.measure for claim in whole.claims}) in (0, 7)
 
 
 def test_the_orderings_are_the_best_row_before_each_and_each_before_the_next():
@@ -65,7 +93,7 @@ def test_pairs_are_made_of_the_seeds_that_both_rows_have():
     asked = ablation(seeds=3)
     found = compare(asked, finished_as(asked, {"none": [60.0, 61.0], "FedGR": [math.nan, 62.0, 90.0]}))
     claim = verdict(found, "Avg", "FedGR", "none")
-    assert (claim.seeds, claim.difference, claim.verdict) == (1, 1.0, "not decided")
+    assert (claim.seeds, claim.difference, claim.verdict) == (1, 1.0, "open")
 
 
 def test_a_note_names_the_heads_by_row_and_the_split(tmp_path):
@@ -88,20 +116,6 @@ def test_a_cell_whose_domains_are_held_out_has_a_folder_for_each(tmp_path):
     asked = replace(ablation(), path=tmp_path)
     folders = {cell: {name: tmp_path / name for name in ("art", "photo")} for cell in asked.configs}
     assert compare(asked, {}, folders).cells[0]["parts"] == {"art": "art", "photo": "photo"}
-
-
-@pytest.mark.parametrize(
-    ("differences", "wanted"),
-    [
-        ([2.0], ("not decided", None)),
-        ([], ("not decided", None)),
-        ([0.0, 0.0], ("not decided", None)),
-        ([1.0, 1.0, 1.0], ("holds", 0.0)),
-        ([-1.0, -1.0], ("does not hold", 0.0)),
-    ],
-)
-def test_verdicts_without_spread_or_without_seeds(differences, wanted):
-    assert judge(differences) == wanted
 
 
 def test_the_papers_setting_beside_a_mini_setting():
@@ -178,18 +192,27 @@ def without(asked, by_row):
     }
 
 
-@pytest.mark.parametrize(
-    ("added", "told"), [((19.0, 20.0), True), ((20.0, 20.0), False), ((-25.0, -25.0), False)]
-)
-def test_a_note_says_where_rows_differ_by_no_more_than_the_adapters_add(added, told):
-    asked = ablation(seeds=2)
-    rows = {"none": (60.0, added[0]), "FedGCR": (80.0, added[1])}
-    (note,) = [n for n in compare(asked, without(asked, rows)).notes if "adapters add" in n]
-    mean = sum(added) / 2
-    assert note.startswith(f"dif10: none; FedGCR: they differ by 20.0 points, the adapters add {mean:.1f}")
-    left = 20.0 - added[1] + added[0]
-    assert f"; without adapters they differ by {left:.1f}" in note
-    assert note.endswith("this setting cannot tell them apart") is not told
+@pytest.mark.parametrize(("added", "tests"), [(20.0, True), (0.5, False), (-25.0, True)])
+def test_a_note_says_whether_the_adapters_are_tested_at_all(added, tests):
+    """What all rows share says nothing of their differences: these are compared with what can be seen."""
+    asked = ablation(seeds=3)
+    rows = {"none": (60.0, added), "FedGR": (70.0, added), "FedGCR": (80.0, added + 1)}
+    finished = without(asked, rows)
+    steps = (0.0, 4.0, 1.0)
+    finished = {
+        cell: replace(
+            done, scores={**done.scores, "Avg": rows[cell.row][0] + steps[cell.seed] * len(cell.row)}
+        )
+        for cell, done in finished.items()
+    }
+    found = compare(asked, finished)
+    (note,) = [n for n in found.notes if "adapters add" in n]
+    half = next(n for n in found.notes if n.startswith("Avg: 3 seeds resolve differences of"))
+    mean = added + 1 / 3
+    assert note.startswith(f"dif10: none; FedGR; FedGCR: the adapters add {mean:.1f} ± 0.6 points")
+    assert ("this setting does not test the adapters" in note) is not tests
+    assert "the rows differ by up to 20.0 points, without adapters by up to 19.0 (correlation +1.00)" in note
+    assert "median" in half
     one = compare(asked, without(asked, {"none": (60.0, 30.0)})).notes
     assert not any("adapters add" in note for note in one)
 

@@ -35,8 +35,11 @@ def test_markdown_has_ours_the_papers_the_difference_and_the_verdicts(found):
     assert cells[5] == "64.00 ± 0.00"
     assert "<u>63.00 ± 0.00</u>" in text
     assert "| FedGCR | 0 | - | 82.74 |  |" in text
-    assert "| dif10 | Avg | FedGC before FedGR | +16.48 | -1.00 | 2 | 0.000 | does not hold |" in text
-    assert re.search(r"^\d+ hold, \d+ do not hold, \d+ are not decided\.$", text, re.MULTILINE)
+    assert re.search(
+        r"\| FedGC before FedGR \| \+16\.48 \| -1\.00 \| .* \| 2 \| [\d.]+ \| open \| \d* \|", text
+    )
+    counts = r"\d+ better, \d+ worse, \d+ as good, \d+ open"
+    assert re.search(rf"^The row that is better in the paper is here: {counts}\.$", text, re.MULTILINE)
     assert "- round of a run: the last evaluated round; the paper: the last round" in text
     assert "- 6 of 8 cells are finished" in text
 
@@ -49,7 +52,7 @@ def test_csv_has_a_line_for_each_number_and_each_ordering(found):
     assert line["selection"] == "the last evaluated round"
     claims = list(csv.DictReader(io.StringIO(results.csv_claims(found))))
     assert len(claims) == len(found.claims) == 15
-    assert {x["verdict"] for x in claims} <= {"holds", "does not hold", "not decided"}
+    assert {x["verdict"] for x in claims} <= {"better", "worse", "as good", "open"}
 
 
 def test_latex_marks_and_escapes(found):
@@ -60,8 +63,8 @@ def test_latex_marks_and_escapes(found):
     table, orderings = text.split(r"\end{tabular}")[:2]
     assert table.count("\\\\") == 1 + 4  # the head and four rows
     assert orderings.count("\\\\") == 1 + len(found.claims)
-    assert f"% orderings in the paper's numbers: {results.verdicts(found)}" in orderings
-    assert orderings.count("not decided") >= sum(claim.verdict == "not decided" for claim in found.claims) > 0
+    assert f"% orderings in the paper's numbers; {results.verdicts(found)}" in orderings
+    assert orderings.count("& open &") >= sum(claim.verdict == "open" for claim in found.claims) > 0
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
 
 

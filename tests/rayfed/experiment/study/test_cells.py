@@ -70,7 +70,7 @@ def test_a_study_has_one_frame_one_table_and_all_its_runs(tmp_path):
     assert "<table" in study._repr_html_()
     assert list(study.tests().index) == ["fedprox"]
     assert study.tests(against="fedprox").loc["fedavg", "against"] == "fedprox"
-    assert "Bonferroni t" in study.tests()()
+    assert "same bytes as fedavg in every run" in study.tests()()
     with pytest.raises(ConfigError, match=r"against: 'fedporx'.* did you mean 'fedprox'"):
         study.tests(against="fedporx")
     with pytest.raises(ConfigError, match=r"score: 'acuracy'.* did you mean 'accuracy'"):
@@ -256,9 +256,14 @@ def test_equals_have_no_verdict_and_a_planted_difference_is_found():
     good = own(data=clients(3, 80), rounds=3, train={"lr": 0.5})
     study = rayfed.grid({"a": good, "again": good, "frozen": good.changed(train={"lr": 1e-9})}, {}, 5)
     found = study.run(quiet=True).tests()
-    assert found["verdict"].to_dict() == {"again": "undecided", "frozen": "worse"}
-    assert found.attrs["intervals"] == "max-|t| over resampled seeds"
+    assert found["verdict"].to_dict() == {"again": "same", "frozen": "worse"}
+    assert found.attrs["intervals"] == "paired t-test"  # the same bytes are not tested
     assert found.loc["frozen", "high"] < 0 == found.loc["again", "difference"]
+    assert "again: the same bytes as a in every run, not tested" in found.attrs["notes"]
+    assert any("5 seeds resolve differences of" in note for note in found.attrs["notes"])
+    assert study.table["verdict"].to_dict() == {"a": "", "again": "same", "frozen": "worse"}
+    assert study.tests(margin=1.0).loc["frozen", "verdict"] == "worse"  # it is shown to be
+    assert "frozen" in study.table("latex")
 
 
 class Net(nn.Module):
