@@ -14,7 +14,7 @@ import contextvars
 import logging
 import random
 from _thread import allocate_lock, start_new_thread
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,7 +31,6 @@ from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
     CountedDraws,
-    clone_all,
     count_for,
     counting,
     random_state,
@@ -44,6 +43,7 @@ from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPass
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import train_all
+from rayfed.fast.unequal_blocks import Holders, RowsOfHolders, values_of, why_equal_blocks
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
@@ -249,16 +249,23 @@ class Rows:
             repeated in the rest, and no result of these rows is used.
         lengths: Tokens of the texts of each client, which are padded to the longest; empty: no texts. What is
             returned for a client has its own length.
+        least: Rows that every client has room for at least.
     """
 
     members: Sequence[int]
     sizes: Sequence[int]
     lengths: Sequence[int] = ()
+    least: int = 0
 
     @property
     def room(self) -> int:
         """Number m of rows that every client has room for."""
-        return max(self.sizes)
+        return max(self.least, *self.sizes)
+
+    def of(self, places: Sequence[int]) -> Rows:
+        """The division among the clients at these places, in the same room."""
+        members, sizes = ([every[i] for i in places] for every in (self.members, self.sizes))
+        return Rows(members, sizes, [self.lengths[i] for i in places] if self.lengths else (), self.room)
 
     @property
     def is_even(self) -> bool:
@@ -303,20 +310,40 @@ class Rows:
 
 
 class Joint:
-    """A pass that was computed for several clients.
+    """A pass that was computed for several clients."""
 
-    Attributes:
-        names: Tensors that get gradients, by global name.
-    """
+    def __init__(
+        self,
+        rows: Rows,
+        output: Any,
+        leaves: Mapping[str, Tensor],
+        x: Tensor | None,
+        places: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Keep what the backward pass needs.
 
-    def __init__(self, rows: Rows, output: Any, leaves: Mapping[str, Tensor], x: Tensor | None) -> None:
+        Args:
+            rows: Division of the rows of the output.
+            output: The output, or several of them.
+            leaves: Tensors that get gradients, by global name, shape (H, ...).
+            x: The input; None: it gets no gradients.
+            places: Places of the H clients whose values a leaf has, by its name.
+        """
         self._rows = rows
         self._output = output
         self._flat = [output] if isinstance(output, Tensor) else list(output)
         self._x = x
         self._leaves = leaves
         self._waiting = set(rows.members)
-        self.names = tuple(leaves)
+        self._names = [*leaves]
+        self._held: list[list[tuple[int, int]]] = [[] for _ in rows.members]
+        for number, name in enumerate(leaves):
+            for position, place in enumerate(places[name]):
+                self._held[place].append((number, position))
+
+    def names(self, i: int) -> list[str]:
+        """Global names of the tensors of the client at place i that get gradients."""
+        return [self._names[number] for number, _ in self._held[i]]
 
     def shape_as_returned(self, flat: Sequence[Tensor]) -> Any:
         """Outputs in the form in which the model returned them: a tensor, a list or a tuple."""
@@ -363,7 +390,8 @@ class Joint:
         for i, k in enumerate(self._rows.members):
             if k in grads:
                 mine = None if of_x is None else self._rows.own(i, of_x)
-                answers[k] = [mine, *(None if g is None else g[i] for g in each)]
+                own = [(each[number], position) for number, position in self._held[i]]
+                answers[k] = [mine, *(None if g is None else g[position] for g, position in own)]
         return answers
 
     def _incoming(self, j: int, out: Tensor, grads: Mapping[int, Sequence[Tensor | None]]) -> Tensor:
@@ -443,18 +471,26 @@ class JointPass(torch.autograd.Function):
 
 
 @contextmanager
-def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[None]:
-    """Let every dropout layer draw the rows of each client from its own numbers."""
+def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams], holders: Holders) -> Iterator[None]:
+    """Let every dropout layer draw the rows of each client that it gets from the client's own numbers."""
     on_cpu = streams[0].device == HOST
     layers = list(dropouts(model)) if model.training and on_cpu else []
+    by_layer = {} if holders.are_equal else _rows_by_layer(model, rows, holders)
     for layer in layers:
-        vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=rows, streams=streams)
+        own = by_layer.get(layer, rows)
+        vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=own, streams=streams)
     try:
         with counting([] if on_cpu else [streams[k].counted for k in rows.members]):
             yield
     finally:
         for layer in layers:
             del vars(layer)["forward"]
+
+
+def _rows_by_layer(model: Backbone, rows: Rows, holders: Holders) -> dict[nn.Module, Rows]:
+    """The rows that the layers within each block get."""
+    blocks = {j: model.stack.get_submodule(str(j)) for j in holders.all_blocks}
+    return {layer: rows.of(holders.of(j)) for j, block in blocks.items() for layer in block.modules()}
 
 
 def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Tensor:
@@ -506,6 +542,7 @@ class Group:
         """
         self._model = model
         self._places = stackable(model)
+        self._may_differ = not why_equal_blocks(model)
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
         self._turns: list[Turn[Any]] = []
@@ -576,7 +613,7 @@ class Group:
         if not isinstance(answer, Share):
             return answer
         own = self.models[k].own
-        leaves = [own[name] for name in answer.joint.names]
+        leaves = [own[name] for name in answer.joint.names(answer.place)]
         assert isinstance(request, Pass)
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shape_as_returned(outputs)
@@ -607,7 +644,7 @@ class Group:
             if isinstance(request, Backward):
                 backward.setdefault(request.joint, {})[k] = request.grads
             else:
-                forward.setdefault(request.key, {})[k] = request
+                forward.setdefault(request.key(self._may_differ), {})[k] = request
         answers: dict[int, Any] = {}
         for joint, grads in backward.items():
             answers |= joint.backward(grads)
@@ -627,17 +664,19 @@ class Group:
         """One pass of the network for the rows of these clients."""
         members = list(requests)
         passes = list(requests.values())
-        training, gradients, active, untuned = passes[0].state
+        training, gradients, _, untuned = passes[0].state
+        holders = Holders([p.state[2] for p in passes])
         model = self._model
-        model.active = active
+        model.active = holders.all_blocks
         model.untuned = untuned
         if model.training != training:
             model.train(training)
         texts = passes[0].x.dtype == torch.long and passes[0].x.ndim == TEXTS
         lengths = [p.x.shape[1] for p in passes] if texts else []
         rows = Rows(members, [len(p.x) for p in passes], lengths)
-        held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
-        leaves = self._values(held, members, passes)
+        places = {n: holders.of(v.block) for n, v in self._places.items()}
+        held = {n: v for n, v in self._places.items() if places[n]}
+        leaves = self._values({n: places[n] for n in held}, members, passes)
         own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients
         learned = [n for n, v in held.items() if gradients and n in own and not v.is_buffer]
         for name in learned:
@@ -651,12 +690,15 @@ class Group:
             model.remember_frozen_features(x, known)
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
-            stack.enter_context(dropping(model, rows, self.streams))
+            stack.enter_context(dropping(model, rows, self.streams, holders))
             stack.enter_context(joint_pass(rows.sizes))
+            if not holders.are_equal:
+                draws = [] if x.device == HOST else [self.streams[k].counted for k in members]
+                stack.enter_context(model.stack.use_change(RowsOfHolders(holders, draws)))
             output = self._output(passes, rows, x)
         given = rows if passes[0].targets is None else rows.single
-        joint = Joint(given, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
-        return joint.answers()
+        of_x = x if x.requires_grad else None
+        return Joint(given, output, {n: leaves[n].value for n in learned}, of_x, places).answers()
 
     def _output(self, passes: Sequence[Pass], rows: Rows, x: Tensor) -> Any:
         """Output of the network for the rows of all clients, or the loss of each client, shape (K,)."""
@@ -668,14 +710,23 @@ class Group:
             return output
         return rows.means(objective.losses(logits(output), rows.join(targets)))
 
-    def _values(self, names: Iterable[str], members: Sequence[int], passes: Sequence[Pass]) -> dict[str, Any]:
-        """The values of tensors for these clients: their own, or those that they gave for this pass."""
+    def _values(
+        self, places: Mapping[str, Sequence[int]], members: Sequence[int], passes: Sequence[Pass]
+    ) -> dict[str, Any]:
+        """The values of tensors for clients: their own, or those that they gave for this pass.
+
+        Args:
+            places: Places of the clients that hold a tensor, by its global name.
+            members: Numbers of the clients.
+            passes: Their requests.
+        """
         given = passes[0].values
-        own = {name: self._stacks[name].detach() for name in names if name not in given}
+        own = {name: self._stacks[name].detach() for name in places if name not in given}
+        wanted = {name: [members[place] for place in places[name]] for name in own}
         # Copies: a client may change its values before another one has gone backward through this pass.
-        values: dict[str, Any] = {name: Stacked(value) for name, value in _copies(own, members).items()}
-        for name in (name for name in names if name in given):
-            each = [p.values[name] for p in passes]
+        values: dict[str, Any] = {name: Stacked(value) for name, value in values_of(own, wanted).items()}
+        for name in (name for name in places if name in given):
+            each = [passes[place].values[name] for place in places[name]]
             device = self._stacks[name].device
             if all(value is each[0] for value in each):
                 values[name] = each[0].to(device)
@@ -691,21 +742,6 @@ def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Bat
     first = next(iter(requests.values()))  # all have the same examples
     joint = JointBatches(first.examples, first.normalize, {k: r.places for k, r in requests.items()})
     return {k: partial(joint.batch, k) for k in requests}
-
-
-def _copies(stacks: Mapping[str, Tensor], members: Sequence[int]) -> dict[str, Tensor]:
-    """The values of some clients, shape (K, ...), of stacks for all clients; a device copies all at once."""
-    if not stacks:
-        return {}
-    first = next(iter(stacks.values()))
-    if len(members) == len(first):
-        return clone_all(stacks)
-    if first.device == HOST:
-        return {name: torch.stack([every[k] for k in members]) for name, every in stacks.items()}
-    copies = {name: every.new_empty((len(members), *every.shape[1:])) for name, every in stacks.items()}
-    targets = [one for copy in copies.values() for one in copy.unbind(0)]
-    torch._foreach_copy_(targets, [every[k] for every in stacks.values() for k in members])
-    return copies
 
 
 def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:
