@@ -43,7 +43,14 @@ from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPass
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import train_all
-from rayfed.fast.unequal_blocks import Holders, RowsOfHolders, values_of, why_equal_blocks
+from rayfed.fast.unequal_blocks import (
+    CountedDrawing,
+    Drawing,
+    Holders,
+    RowsOfHolders,
+    values_of,
+    why_equal_blocks,
+)
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
@@ -117,7 +124,11 @@ class Streams:
         Returns:
             1 for an entry that is kept, and 0 for another one.
         """
-        return torch.empty_like(rows).bernoulli_(1 - p, generator=self.torch)
+        return self.keep(torch.empty_like(rows), p)
+
+    def keep(self, rows: Tensor, p: float) -> Tensor:
+        """As `kept`, written into the rows."""
+        return rows.bernoulli_(1 - p, generator=self.torch)
 
 
 @contextmanager
@@ -471,39 +482,57 @@ class JointPass(torch.autograd.Function):
 
 
 @contextmanager
-def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams], holders: Holders) -> Iterator[None]:
-    """Let every dropout layer draw the rows of each client that it gets from the client's own numbers."""
+def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[Drawing]:
+    """Let every dropout layer draw the rows of each client from its own numbers.
+
+    Yields:
+        Lets the layers draw for some of the clients, which are given by their places in the rows.
+    """
     on_cpu = streams[0].device == HOST
     layers = list(dropouts(model)) if model.training and on_cpu else []
-    by_layer = {} if holders.are_equal else _rows_by_layer(model, rows, holders)
+    now = [rows]
     for layer in layers:
-        own = by_layer.get(layer, rows)
-        vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=own, streams=streams)
+        vars(layer)["forward"] = partial(_dropout, p=layer.p, now=now, streams=streams)
     try:
-        with counting([] if on_cpu else [streams[k].counted for k in rows.members]):
-            yield
+        draws = [] if on_cpu else [streams[k].counted for k in rows.members]
+        with counting(draws):
+            yield partial(_among, now) if on_cpu else CountedDrawing(draws, streams[0].device)
     finally:
         for layer in layers:
             del vars(layer)["forward"]
 
 
-def _rows_by_layer(model: Backbone, rows: Rows, holders: Holders) -> dict[nn.Module, Rows]:
-    """The rows that the layers within each block get."""
-    blocks = {j: model.stack.get_submodule(str(j)) for j in holders.all_blocks}
-    return {layer: rows.of(holders.of(j)) for j, block in blocks.items() for layer in block.modules()}
+@contextmanager
+def _among(now: list[Rows], places: Sequence[int]) -> Iterator[None]:
+    """Let dropout on the CPU draw for some of the clients of the rows that it draws for now."""
+    now.append(now[0].of(places))
+    try:
+        yield
+    finally:
+        now.pop()
 
 
-def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Tensor:
-    """Dropout that draws for a client what F.dropout would draw for its rows alone."""
-    noise = []
+def _dropout(x: Tensor, p: float, now: Sequence[Rows], streams: Sequence[Streams]) -> Tensor:
+    """Dropout that draws for a client what F.dropout would draw for its rows alone.
+
+    Args:
+        x: Rows of some clients.
+        p: Probability with which an entry is dropped.
+        now: Its last entry divides these rows among the clients.
+        streams: Random streams of all clients.
+    """
+    rows = now[-1]
     if tokens := tokens_of_clients():
         parts = zip(x.detach().split([*tokens], 1), rows.members, strict=True)
         kept = torch.cat([streams[k].kept(part, p) for part, k in parts], 1)
         return x * kept.div_(1 - p)
-    for i, k in enumerate(rows.members):
-        part = rows.own(i, x.detach())
-        noise.append(streams[k].kept(part, p))
-    return x * rows.join(noise).div_(1 - p)
+    if rows.is_even:
+        noise = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for part, k in zip(noise.split(rows.room), rows.members, strict=True):
+            streams[k].keep(part, p)
+        return x * noise.div_(1 - p)
+    each = [streams[k].kept(rows.own(i, x.detach()), p) for i, k in enumerate(rows.members)]
+    return x * rows.join(each).div_(1 - p)
 
 
 log = logging.getLogger(__name__)
@@ -690,11 +719,13 @@ class Group:
             model.remember_frozen_features(x, known)
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
-            stack.enter_context(dropping(model, rows, self.streams, holders))
+            drawing = stack.enter_context(dropping(model, rows, self.streams))
             stack.enter_context(joint_pass(rows.sizes))
             if not holders.are_equal:
-                draws = [] if x.device == HOST else [self.streams[k].counted for k in members]
-                stack.enter_context(model.stack.use_change(RowsOfHolders(holders, draws)))
+                apart = _by_block(held) if x.device == HOST else None
+                drops = training and any(dropouts(model))
+                change = RowsOfHolders(model.stack, holders, drawing, apart, drops)
+                stack.enter_context(model.stack.use_change(change))
             output = self._output(passes, rows, x)
         given = rows if passes[0].targets is None else rows.single
         of_x = x if x.requires_grad else None
@@ -742,6 +773,15 @@ def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Bat
     first = next(iter(requests.values()))  # all have the same examples
     joint = JointBatches(first.examples, first.normalize, {k: r.places for k, r in requests.items()})
     return {k: partial(joint.batch, k) for k in requests}
+
+
+def _by_block(places: Mapping[str, NamedTensor]) -> dict[int, list[NamedTensor]]:
+    """Places of tensors by the index of their block; those outside the blocks are left out."""
+    found: dict[int, list[NamedTensor]] = {}
+    for place in places.values():
+        if place.block is not None:
+            found.setdefault(place.block, []).append(place)
+    return found
 
 
 def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:

@@ -25,7 +25,14 @@ from rayfed.devices import CountedDraws, counting, move
 from rayfed.fast.member import AllSteps
 from rayfed.fast.stacked import Stacked
 from rayfed.fast.steps import HeldStacks, JointSteps, StepsOfAll
-from rayfed.fast.unequal_blocks import Holders, RowsOfHolders, put_values_of, values_of, why_equal_blocks
+from rayfed.fast.unequal_blocks import (
+    CountedDrawing,
+    Holders,
+    RowsOfHolders,
+    put_values_of,
+    values_of,
+    why_equal_blocks,
+)
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
@@ -131,7 +138,8 @@ class _Loop:
                 values = (Stacked(leaves[name]) for name in self._places)
                 stack.enter_context(bound(self._places.values(), values))
                 if not holders.are_equal:
-                    rows = RowsOfHolders(holders, self._draws)
+                    drawing = CountedDrawing(self._draws[:room], self._device)
+                    rows = RowsOfHolders(self._model.stack, holders, drawing)
                     stack.enter_context(self._model.stack.use_change(rows))
                 inputs = {name: leaves[name] for name in self._learned if counts[name]}
                 for number, (count, _) in some:

@@ -7,16 +7,19 @@ Letters in shapes: K clients, m rows of a client, H clients that hold a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.devices import HOST, CountedDraws, clone_all, counted_seeds, counting
+from rayfed.fast.stacked import Stacked
 from rayfed.models.backbone import Backbone
+from rayfed.models.blocks import BlockStack
+from rayfed.models.named_tensors import NamedTensor, bound
 from rayfed.objective import NEXT_CHARACTER
 
 
@@ -55,24 +58,62 @@ class Holders:
         return Holders(self.blocks[:clients])
 
 
+Drawing: TypeAlias = Callable[[Sequence[int]], AbstractContextManager[None]]
+"""Lets dropout draw for the clients at these places within a context."""
+
+
+class CountedDrawing:
+    """A `Drawing` on a device, which collects the seeds of the same clients only once."""
+
+    def __init__(self, draws: Sequence[CountedDraws], device: torch.device) -> None:
+        """Args: draws: what dropout draws from, for each client. device: that of the rows."""
+        self._draws = draws
+        self._device = device
+        self._seeds: dict[tuple[int, ...], Tensor] = {}
+
+    @contextmanager
+    def __call__(self, places: Sequence[int]) -> Iterator[None]:
+        """Let dropout draw for these clients."""
+        CountedDraws.all_on(self._draws, self._device)  # in one copy, and not in one for each block
+        key = tuple(places)
+        with counting([self._draws[place] for place in places], self._seeds.get(key)):
+            self._seeds[key] = counted_seeds(self._device)
+            yield
+
+
 class RowsOfHolders:
     """Runs the blocks of a network on the rows of their holders: a `Change` of `BlockStack.use_change`.
 
-    Between two blocks goes what the holders of the next one have; the rows of others wait here. So one
-    operation collects rows before each block whose holders differ from those of the block before.
+    What goes from block to block is kept here. On a device a block runs once. On the CPU, where it takes
+    little to start an operation, it runs apart for rows that are spared a part of the work, as alone:
+    those that have met no trained tensor yet, which need no gradients, and those whose last block it is, of
+    which only the class token is read.
     """
 
-    def __init__(self, holders: Holders, draws: Sequence[CountedDraws]) -> None:
+    def __init__(
+        self,
+        stack: BlockStack,
+        holders: Holders,
+        drawing: Drawing,
+        apart: Mapping[int, Sequence[NamedTensor]] | None = None,
+        drops: bool = True,
+    ) -> None:
         """Begin.
 
         Args:
+            stack: The blocks.
             holders: Who holds what.
-            draws: What dropout on a device draws from, for each client; empty on the CPU.
+            drawing: Lets dropout draw for some of the clients.
+            apart: Tensors with values by client of each block, whose rows may run apart; None: they may not.
+            drops: Whether dropout is active, with which a class token is not computed alone.
         """
+        self._stack = stack
         self._holders = holders
-        self._draws = draws
-        self._seeds: dict[int, Tensor] = {}
+        self._drawing = drawing
+        self._apart = apart
+        self._ends_early = apart is not None and not drops and stack.tokens is None
         self._rows: list[Tensor] = []
+        self._joined: dict[tuple[int, ...], Tensor] = {}
         self._given: Tensor | None = None
 
     def __call__(
@@ -89,54 +130,61 @@ class RowsOfHolders:
             is_last: Whether no block follows.
 
         Returns:
-            The rows of the holders of the next block, or of all clients after the last one.
+            The rows of all clients after the last block; before it, a tensor that stands for them.
 
         Raises:
             NotImplementedError: The network changes rows between its blocks.
         """
-        own = self._holders.of(j)
         if is_first:
-            self._rows = list(x.split(len(x) // len(self._holders.blocks)))
-            x = x if len(own) == len(self._rows) else self._gathered(own)
+            self._rows = [*x.split(len(x) // len(self._holders.blocks))]
+            self._joined = {tuple(self._holders.of(None)): x}
         elif x is not self._given:
-            raise NotImplementedError(
-                "the network changes rows between its blocks, which clients hold unequally"
-            )
-        with self._drawing(j, own, x.device):
-            y: Tensor = run(x)
-        if is_last:
-            self._given = self._after(y, own, self._holders.of(None))
-            self._rows = []
-        else:
-            self._given = self._after(y, own, self._holders.of(self._following(j)))
+            raise NotImplementedError("a network that changes rows between blocks, with unequal blocks")
+        for places, ends in self._parts(j):
+            rows = self._gathered(places)
+            step = partial(self._stack.first_token, block) if ends and self._stack.first_token else run
+            with self._drawing(places), self._values(j, places):
+                self._keep(places, step(rows))
+        self._given = (
+            self._gathered(self._holders.of(None)) if is_last else self._rows[self._holders.of(j)[0]]
+        )
         return self._given
 
-    def _following(self, j: int) -> int:
-        """The block that runs after this one."""
-        blocks = self._holders.all_blocks
-        return blocks[blocks.index(j) + 1]
+    def _parts(self, j: int) -> list[tuple[list[int], bool]]:
+        """The clients whose rows a block runs on at once, and whether it is the last one of these."""
+        own = self._holders.of(j)
+        if self._apart is None:
+            return [(own, False)]
+        parts: dict[tuple[bool, bool], list[int]] = {}
+        for place in own:
+            ends = self._ends_early and self._holders.blocks[place][-1] == j
+            parts.setdefault((self._rows[place].requires_grad, ends), []).append(place)
+        return [(places, ends) for (_, ends), places in parts.items()]
 
-    def _gathered(self, places: Iterable[int]) -> Tensor:
+    def _gathered(self, places: Sequence[int]) -> Tensor:
         """The rows of some clients, shape (H m, ...)."""
-        return torch.cat([self._rows[place] for place in places])
+        joined = self._joined.get(tuple(places))
+        return torch.cat([self._rows[place] for place in places]) if joined is None else joined
 
-    def _after(self, y: Tensor, own: Sequence[int], following: Sequence[int]) -> Tensor:
-        """Keep the output of a block; returns the rows of these clients. Args: own: holders of the block."""
-        if own == following:
-            return y
-        for place, rows in zip(own, y.split(len(y) // len(own)), strict=True):
+    def _keep(self, places: Sequence[int], y: Tensor) -> None:
+        """Keep the output of a block for these clients."""
+        self._joined = {own: rows for own, rows in self._joined.items() if not {*own} & {*places}}
+        self._joined[tuple(places)] = y
+        for place, rows in zip(places, y.split(len(y) // len(places)), strict=True):
             self._rows[place] = rows
-        return self._gathered(following)
 
     @contextmanager
-    def _drawing(self, j: int, own: Sequence[int], device: torch.device) -> Iterator[None]:
-        """Let dropout on a device draw for the holders of a block, whose seeds are collected once."""
-        if not self._draws:
+    def _values(self, j: int, places: Sequence[int]) -> Iterator[None]:
+        """Let a block have the values of these clients only, out of those of its holders."""
+        own = self._holders.of(j)
+        if len(places) == len(own):
             yield
             return
-        CountedDraws.all_on(self._draws, device)  # in one copy, and not in one for each block
-        with counting([self._draws[place] for place in own], self._seeds.get(j)):
-            self._seeds[j] = counted_seeds(device)
+        entries = (self._apart or {}).get(j, ())
+        index = torch.tensor([own.index(place) for place in places])
+        held: list[Any] = [entry.held[entry.leaf] for entry in entries]
+        some = [Stacked(v.value.index_select(0, index)) if isinstance(v, Stacked) else v for v in held]
+        with bound(entries, some):
             yield
 
 
