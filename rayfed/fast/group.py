@@ -285,7 +285,7 @@ class Rows:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The rows of all clients, shape (K m, ...); texts are padded on the right with `PAD`."""
-        if len(parts) == 1:
+        if len(parts) == 1 and len(parts[0]) == self.room:
             return parts[0]
         filled = []
         longest = max((part.shape[1] for part in parts if self.lengths and part.ndim > 1), default=0)
