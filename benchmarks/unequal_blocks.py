@@ -2,11 +2,11 @@
 
     python -m benchmarks.unequal_blocks [--rounds 7] [--images 8] [--batch 2] [KEY=VALUE ...]
 
-FedRA on ViT-Ti/16 at 224 x 224 pixels with random weights: six clients that hold 12, 10, 8, 6, 4 and 3 blocks,
-which the method draws anew in each round. Both sides are this engine in one process and have the same examples,
-blocks and dropout. Rounds of both alternate, and the side that begins does, too. What counts is the processor
-time of the process, which other jobs of the machine change little. The first round of each side is left out.
-Further overrides change the experiment, such as `algorithm=inclusivefl` or `tuning.dropout=0`.
+FedRA on ViT-Ti/16 at 224 x 224 pixels with random weights: six clients that hold 12, 10, 8, 6, 4 and 3
+blocks, which the method draws anew in each round. Both sides are this engine in one process and have the same
+examples, blocks and dropout. Rounds of both alternate, and the side that begins does, too. What counts is the
+processor time of the process. The first round of each side is left out.
+Overrides change the experiment, such as `algorithm=inclusivefl` or `tuning.dropout=0`.
 """
 
 from __future__ import annotations

@@ -200,8 +200,6 @@ def why_equal_blocks(model: Backbone) -> str:
         return "clients with different blocks have different numbers of exits"
     if model.gc_net is not None:
         return "prompts made from the image need the features of a second pass"
-    if getattr(model.net, "paired", None) is not None:
-        return "the blocks are changed together with those of the text tower"
     if model.tokenizer is not None or model.task == NEXT_CHARACTER:
         return "the blocks of a text network need a mask for the rows that they run on"
     return ""
