@@ -24,7 +24,7 @@ from rayfed.objective import NEXT_CHARACTER
 
 
 class Holders:
-    """Which clients of a joint pass hold which blocks; a client is its place among them.
+    """The blocks that the clients of a joint pass hold; a client is its place among them.
 
     Attributes:
         blocks: Blocks of each client, ascending, in the order of their rows.
