@@ -37,6 +37,8 @@ METHODS = {
     "LoRA": ("algorithm=fedavg", "tuning=lora", "tuning.dropout=0.1", *DEEP),
     "FedGCR": ("algorithm=fedgcr", "data.partition.scheme=by_domain", *DEEP),
     "FedRA": ("algorithm=fedra", "capacity=dynamic", "tuning=lora", "tuning.dropout=0.1", *DEEP),
+    "InclusiveFL": ("algorithm=inclusivefl", "capacity=dynamic", "tuning=lora", "tuning.dropout=0.1", *DEEP),
+    "DepthFL": ("algorithm=depthfl", "capacity=dynamic", *DEEP),
     "FedCLIP": ("algorithm=fedclip", "model.options={}"),
 }
 PRECISIONS = ("fp32", "bf16")

@@ -14,7 +14,7 @@ import contextvars
 import logging
 import random
 from _thread import allocate_lock, start_new_thread
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,7 +31,6 @@ from rayfed.data.text import PAD
 from rayfed.devices import (
     HOST,
     CountedDraws,
-    clone_all,
     count_for,
     counting,
     random_state,
@@ -45,6 +44,14 @@ from rayfed.fast.shareable import trained_numbers
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import Members, train_all
+from rayfed.fast.unequal_blocks import (
+    CountedDrawing,
+    Drawing,
+    Holders,
+    RowsOfHolders,
+    values_of,
+    why_equal_blocks,
+)
 from rayfed.fast.whole import WholeStack, dropping_by_client, run_whole
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
@@ -119,7 +126,11 @@ class Streams:
         Returns:
             1 for an entry that is kept, and 0 for another one.
         """
-        return torch.empty_like(rows).bernoulli_(1 - p, generator=self.torch)
+        return self.keep(torch.empty_like(rows), p)
+
+    def keep(self, rows: Tensor, p: float) -> Tensor:
+        """As `kept`, written into the rows."""
+        return rows.bernoulli_(1 - p, generator=self.torch)
 
 
 @contextmanager
@@ -251,7 +262,7 @@ class Rows:
             repeated in the rest, and no result of these rows is used.
         lengths: Tokens of the texts of each client, which are padded to the longest; empty: no texts. What is
             returned for a client has its own length.
-        least: Least number of rows that every client has room for.
+        least: Rows that every client has room for at least.
     """
 
     members: Sequence[int]
@@ -263,6 +274,11 @@ class Rows:
     def room(self) -> int:
         """Number m of rows that every client has room for."""
         return max(self.least, *self.sizes)
+
+    def of(self, places: Sequence[int]) -> Rows:
+        """The division among the clients at these places, in the same room."""
+        members, sizes = ([every[i] for i in places] for every in (self.members, self.sizes))
+        return Rows(members, sizes, [self.lengths[i] for i in places] if self.lengths else (), self.room)
 
     @property
     def is_even(self) -> bool:
@@ -308,20 +324,40 @@ class Rows:
 
 
 class Joint:
-    """A pass that was computed for several clients.
+    """A pass that was computed for several clients."""
 
-    Attributes:
-        names: Tensors that get gradients, by global name.
-    """
+    def __init__(
+        self,
+        rows: Rows,
+        output: Any,
+        leaves: Mapping[str, Tensor],
+        x: Tensor | None,
+        places: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Keep what the backward pass needs.
 
-    def __init__(self, rows: Rows, output: Any, leaves: Mapping[str, Tensor], x: Tensor | None) -> None:
+        Args:
+            rows: Division of the rows of the output.
+            output: The output, or several of them.
+            leaves: Tensors that get gradients, by global name, shape (H, ...).
+            x: The input; None: it gets no gradients.
+            places: Places of the H clients whose values a leaf has, by its name.
+        """
         self._rows = rows
         self._output = output
         self._flat = [output] if isinstance(output, Tensor) else list(output)
         self._x = x
         self._leaves = leaves
         self._waiting = set(rows.members)
-        self.names = tuple(leaves)
+        self._names = [*leaves]
+        self._held: list[list[tuple[int, int]]] = [[] for _ in rows.members]
+        for number, name in enumerate(leaves):
+            for position, place in enumerate(places[name]):
+                self._held[place].append((number, position))
+
+    def names(self, i: int) -> list[str]:
+        """Global names of the tensors of the client at place i that get gradients."""
+        return [self._names[number] for number, _ in self._held[i]]
 
     def shape_as_returned(self, flat: Sequence[Tensor]) -> Any:
         """Outputs in the form in which the model returned them: a tensor, a list or a tuple."""
@@ -368,7 +404,8 @@ class Joint:
         for i, k in enumerate(self._rows.members):
             if k in grads:
                 mine = None if of_x is None else self._rows.own(i, of_x)
-                answers[k] = [mine, *(None if g is None else g[i] for g in each)]
+                own = [(each[number], position) for number, position in self._held[i]]
+                answers[k] = [mine, *(None if g is None else g[position] for g, position in own)]
         return answers
 
     def _incoming(self, j: int, out: Tensor, grads: Mapping[int, Sequence[Tensor | None]]) -> Tensor:
@@ -448,31 +485,57 @@ class JointPass(torch.autograd.Function):
 
 
 @contextmanager
-def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[None]:
-    """Let every dropout layer draw the rows of each client from its own numbers."""
+def dropping(model: Backbone, rows: Rows, streams: Sequence[Streams]) -> Iterator[Drawing]:
+    """Let every dropout layer draw the rows of each client from its own numbers.
+
+    Yields:
+        Lets the layers draw for some of the clients, which are given by their places in the rows.
+    """
     on_cpu = streams[0].device == HOST
     layers = list(dropouts(model)) if model.training and on_cpu else []
+    now = [rows]
     for layer in layers:
-        vars(layer)["forward"] = partial(_dropout, p=layer.p, rows=rows, streams=streams)
+        vars(layer)["forward"] = partial(_dropout, p=layer.p, now=now, streams=streams)
     try:
-        with counting([] if on_cpu else [streams[k].counted for k in rows.members]):
-            yield
+        draws = [] if on_cpu else [streams[k].counted for k in rows.members]
+        with counting(draws):
+            yield partial(_among, now) if on_cpu else CountedDrawing(draws, streams[0].device)
     finally:
         for layer in layers:
             del vars(layer)["forward"]
 
 
-def _dropout(x: Tensor, p: float, rows: Rows, streams: Sequence[Streams]) -> Tensor:
-    """Dropout that draws for a client what F.dropout would draw for its rows alone."""
-    noise = []
+@contextmanager
+def _among(now: list[Rows], places: Sequence[int]) -> Iterator[None]:
+    """Let dropout on the CPU draw for some of the clients of the rows that it draws for now."""
+    now.append(now[0].of(places))
+    try:
+        yield
+    finally:
+        now.pop()
+
+
+def _dropout(x: Tensor, p: float, now: Sequence[Rows], streams: Sequence[Streams]) -> Tensor:
+    """Dropout that draws for a client what F.dropout would draw for its rows alone.
+
+    Args:
+        x: Rows of some clients.
+        p: Probability with which an entry is dropped.
+        now: Its last entry divides these rows among the clients.
+        streams: Random streams of all clients.
+    """
+    rows = now[-1]
     if tokens := tokens_of_clients():
         parts = zip(x.detach().split([*tokens], 1), rows.members, strict=True)
         kept = torch.cat([streams[k].kept(part, p) for part, k in parts], 1)
         return x * kept.div_(1 - p)
-    for i, k in enumerate(rows.members):
-        part = rows.own(i, x.detach())
-        noise.append(streams[k].kept(part, p))
-    return x * rows.join(noise).div_(1 - p)
+    if rows.is_even:
+        noise = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for part, k in zip(noise.split(rows.room), rows.members, strict=True):
+            streams[k].keep(part, p)
+        return x * noise.div_(1 - p)
+    each = [streams[k].kept(rows.own(i, x.detach()), p) for i, k in enumerate(rows.members)]
+    return x * rows.join(each).div_(1 - p)
 
 
 log = logging.getLogger(__name__)
@@ -513,6 +576,8 @@ class Group:
         self._places = stackable(model)
         self._is_whole = trained_numbers(model) > 0
         self._stacked = WholeStack if self._is_whole else Stacked
+        # Rows of whole networks lie example by example, so none of a client can be left out.
+        self._may_differ = not self._is_whole and not why_equal_blocks(model)
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
         self._turns: list[Turn[Any]] = []
@@ -583,7 +648,7 @@ class Group:
         if not isinstance(answer, Share):
             return answer
         own = self.models[k].own
-        leaves = [own[name] for name in answer.joint.names]
+        leaves = [own[name] for name in answer.joint.names(answer.place)]
         assert isinstance(request, Pass)
         outputs = JointPass.apply(answer, partial(self._ask, k), request.x, *leaves)
         return answer.joint.shape_as_returned(outputs)
@@ -608,7 +673,7 @@ class Group:
         done = whole and train_all(members, [requests[k] for k in range(len(requests))])
         return dict.fromkeys(requests, done)
 
-    def _dropping(self, sizes: Sequence[int], room: int) -> AbstractContextManager[None]:
+    def _dropping(self, sizes: Sequence[int], room: int) -> AbstractContextManager[Any]:
         """As `Members.drawing`."""
         return dropping(self._model, Rows(range(len(sizes)), sizes, least=room), self.streams)
 
@@ -619,7 +684,7 @@ class Group:
             if isinstance(request, Backward):
                 backward.setdefault(request.joint, {})[k] = request.grads
             else:
-                forward.setdefault(request.key, {})[k] = request
+                forward.setdefault(request.key(self._may_differ), {})[k] = request
         answers: dict[int, Any] = {}
         for joint, grads in backward.items():
             answers |= joint.backward(grads)
@@ -639,17 +704,19 @@ class Group:
         """One pass of the network for the rows of these clients."""
         members = list(requests)
         passes = list(requests.values())
-        training, gradients, active, untuned = passes[0].state
+        training, gradients, _, untuned = passes[0].state
+        holders = Holders([p.state[2] for p in passes])
         model = self._model
-        model.active = active
+        model.active = holders.all_blocks
         model.untuned = untuned
         if model.training != training:
             model.train(training)
         texts = passes[0].x.dtype == torch.long and passes[0].x.ndim == TEXTS
         lengths = [p.x.shape[1] for p in passes] if texts else []
         rows = Rows(members, [len(p.x) for p in passes], lengths)
-        held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
-        leaves = self._values(held, members, passes)
+        places = {n: holders.of(v.block) for n, v in self._places.items()}
+        held = {n: v for n, v in self._places.items() if places[n]}
+        leaves = self._values({n: places[n] for n in held}, members, passes)
         own = held.keys() - passes[0].values.keys()  # what a client gave for this pass gets no gradients
         learned = [n for n, v in held.items() if gradients and n in own and not v.is_buffer]
         for name in learned:
@@ -663,12 +730,17 @@ class Group:
             model.remember_frozen_features(x, known)
         with ExitStack() as stack, torch.set_grad_enabled(gradients):
             stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
-            stack.enter_context(dropping(model, rows, self.streams))
+            drawing = stack.enter_context(dropping(model, rows, self.streams))
             stack.enter_context(joint_pass(rows.sizes))
+            if not holders.are_equal:
+                apart = _by_block(held) if x.device == HOST else None
+                drops = training and any(dropouts(model))
+                change = RowsOfHolders(model.stack, holders, drawing, apart, drops)
+                stack.enter_context(model.stack.use_change(change))
             output = self._output(passes, rows, x)
         given = rows if passes[0].targets is None else rows.single
-        joint = Joint(given, output, {n: leaves[n].value for n in learned}, x if x.requires_grad else None)
-        return joint.answers()
+        of_x = x if x.requires_grad else None
+        return Joint(given, output, {n: leaves[n].value for n in learned}, of_x, places).answers()
 
     def _output(self, passes: Sequence[Pass], rows: Rows, x: Tensor) -> Any:
         """Output of the network for the rows of all clients, or the loss of each client, shape (K,)."""
@@ -685,14 +757,23 @@ class Group:
             return output
         return rows.means(objective.losses(logits(output), rows.join(targets)))
 
-    def _values(self, names: Iterable[str], members: Sequence[int], passes: Sequence[Pass]) -> dict[str, Any]:
-        """The values of tensors for these clients: their own, or those that they gave for this pass."""
+    def _values(
+        self, places: Mapping[str, Sequence[int]], members: Sequence[int], passes: Sequence[Pass]
+    ) -> dict[str, Any]:
+        """The values of tensors for clients: their own, or those that they gave for this pass.
+
+        Args:
+            places: Places of the clients that hold a tensor, by its global name.
+            members: Numbers of the clients.
+            passes: Their requests.
+        """
         given = passes[0].values
-        own = {name: self._stacks[name].detach() for name in names if name not in given}
+        own = {name: self._stacks[name].detach() for name in places if name not in given}
+        wanted = {name: [members[place] for place in places[name]] for name in own}
         # Copies: a client may change its values before another one has gone backward through this pass.
-        values: dict[str, Any] = {name: self._stacked(value) for name, value in _copies(own, members).items()}
-        for name in (name for name in names if name in given):
-            each = [p.values[name] for p in passes]
+        values: dict[str, Any] = {n: self._stacked(value) for n, value in values_of(own, wanted).items()}
+        for name in (name for name in places if name in given):
+            each = [passes[place].values[name] for place in places[name]]
             device = self._stacks[name].device
             if all(value is each[0] for value in each):
                 values[name] = each[0].to(device)
@@ -710,19 +791,13 @@ def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Bat
     return {k: partial(joint.batch, k) for k in requests}
 
 
-def _copies(stacks: Mapping[str, Tensor], members: Sequence[int]) -> dict[str, Tensor]:
-    """The values of some clients, shape (K, ...), of stacks for all clients; a device copies all at once."""
-    if not stacks:
-        return {}
-    first = next(iter(stacks.values()))
-    if len(members) == len(first):
-        return clone_all(stacks)
-    if first.device == HOST:
-        return {name: torch.stack([every[k] for k in members]) for name, every in stacks.items()}
-    copies = {name: every.new_empty((len(members), *every.shape[1:])) for name, every in stacks.items()}
-    targets = [one for copy in copies.values() for one in copy.unbind(0)]
-    torch._foreach_copy_(targets, [every[k] for every in stacks.values() for k in members])
-    return copies
+def _by_block(places: Mapping[str, NamedTensor]) -> dict[int, list[NamedTensor]]:
+    """Places of tensors by the index of their block; those outside the blocks are left out."""
+    found: dict[int, list[NamedTensor]] = {}
+    for place in places.values():
+        if place.block is not None:
+            found.setdefault(place.block, []).append(place)
+    return found
 
 
 def _portions(passes: Mapping[int, Pass]) -> list[dict[int, Pass]]:

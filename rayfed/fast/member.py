@@ -45,8 +45,8 @@ class Pass:
         options: Keyword arguments of the method.
         values: Values by global name that replace the client's own in this pass.
         known: Frozen features of the rows, if they are known.
-        state: What all clients of one pass must have in common: train or evaluation mode, gradients or not,
-            active blocks, and whether the tuning is left out.
+        state: What all clients of one pass have in common: train or evaluation mode, gradients or not,
+            active blocks, which may differ (`unequal_blocks`), and whether the tuning is left out.
         targets: Targets of the rows, of which the loss is wanted in place of the output; None: the output.
     """
 
@@ -58,14 +58,18 @@ class Pass:
     state: tuple[Any, ...]
     targets: Tensor | None = None
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Passes with the same key are computed together."""
+    def key(self, may_differ: bool) -> tuple[Any, ...]:
+        """Passes with the same key are computed together.
+
+        Args:
+            may_differ: Whether clients that hold different blocks can share a pass.
+        """
         named = tuple(sorted(self.options.items()))
         texts = self.x.ndim == TEXTS and self.x.dtype == torch.long  # of any length
         shape = (() if texts else self.x.shape[1:], self.x.dtype, self.x.requires_grad)
         goal = () if self.targets is None else (self.targets.shape[1:], self.targets.dtype)
-        return self.kind, named, frozenset(self.values), self.known is None, self.state, shape, goal
+        state = _without_blocks(self.state) if may_differ else self.state
+        return self.kind, named, frozenset(self.values), self.known is None, state, shape, goal
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +112,15 @@ class AllSteps:
     state: tuple[Any, ...]
 
     def is_like(self, other: AllSteps) -> bool:
-        """Whether two clients can train in one loop."""
-        same = (self.examples is other.examples, self.objective == other.objective, self.state == other.state)
-        return all(same)
+        """Whether two clients can train in one loop, if they hold the same blocks or may hold others."""
+        is_same = _without_blocks(self.state) == _without_blocks(other.state)
+        return self.examples is other.examples and self.objective == other.objective and is_same
+
+
+def _without_blocks(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The state of a `Pass` but for its active blocks."""
+    training, gradients, _, untuned = state
+    return training, gradients, untuned
 
 
 @dataclass(frozen=True)

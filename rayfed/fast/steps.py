@@ -6,6 +6,7 @@ Letters in shapes: K clients.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,19 @@ class JointOptimizer:
         return all(a is b for a, b in zip(self.members, optimizers, strict=True))
 
 
+@dataclass(frozen=True, eq=False)
+class HeldStacks:
+    """Values of trained tensors that only some clients hold.
+
+    Attributes:
+        values: One stack for each tensor, shape (H, ...).
+        clients: Numbers of the H clients of each, ascending.
+    """
+
+    values: Sequence[Tensor]
+    clients: Sequence[Sequence[int]]
+
+
 class JointSteps:
     """Takes the steps of all clients of a group: in one, or those of each client alone.
 
@@ -75,7 +89,11 @@ class JointSteps:
         self._joints: list[JointOptimizer] = []
 
     def of_all(
-        self, optimizers: Sequence[torch.optim.Optimizer], learned: Sequence[str], keeps: bool
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        learned: Sequence[str],
+        keeps: bool,
+        held: HeldStacks | None = None,
     ) -> StepsOfAll | None:
         """Steps of the optimizers of all clients from their first to their last one.
 
@@ -84,10 +102,13 @@ class JointSteps:
                 lies beyond the rank of a client, are not called: the caller drops it.
             learned: Names of what they train, of which the gradients are in this order.
             keeps: Whether their state is read afterwards.
+            held: In place of the stacks, where clients train different tensors; in the order of `learned`.
 
         Returns:
             The steps; None: the optimizers differ, or train something else.
         """
+        if held is not None:
+            return self._of_holders(optimizers, learned, keeps, held)
         kind = self._kind(0, optimizers[0], may_have_hooks=True)
         if kind is None or sorted(kind[1]) != sorted(learned):
             return None
@@ -100,6 +121,35 @@ class JointSteps:
         group["params"] = [group["params"][i] for i in places]
         members = [(each, [each.param_groups[0]["params"][i] for i in places]) for each in optimizers]
         return StepsOfAll(whole, members if keeps else (), len(optimizers))
+
+    def _of_holders(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        learned: Sequence[str],
+        keeps: bool,
+        held: HeldStacks,
+    ) -> StepsOfAll | None:
+        """As `of_all`, where clients train different tensors and their optimizers have no state yet."""
+        kinds = [self._kind(k, each, may_have_hooks=True) for k, each in enumerate(optimizers)]
+        trained = [
+            [name for name, clients in zip(learned, held.clients, strict=True) if k in clients]
+            for k in range(len(optimizers))
+        ]
+        for kind, optimizer, own in zip(kinds, optimizers, trained, strict=True):
+            if kind is None or optimizer.state or any(kind[2]) or sorted(kind[1]) != sorted(own):
+                return None
+            if (kind[0], kind[3]) != (kinds[0][0], kinds[0][3]):
+                return None
+        whole: Any = _bare_copy(optimizers[0])
+        whole._optimizer_step_pre_hooks = OrderedDict()
+        (group,) = optimizers[0].param_groups
+        whole.param_groups = [{**group, "params": list(held.values)}]
+        whole.state = defaultdict(dict)
+        members = []
+        for kind, optimizer in zip(kinds, optimizers, strict=True):
+            params = dict(zip(kind[1] if kind else (), optimizer.param_groups[0]["params"], strict=True))
+            members.append((optimizer, [params.get(name) for name in learned]))
+        return StepsOfAll(whole, members if keeps else (), len(optimizers), held.clients)
 
     def take(self, requests: Mapping[int, torch.optim.Optimizer]) -> None:
         """Take a step with the optimizers of these clients.
@@ -162,10 +212,7 @@ class JointSteps:
     def _join(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """One optimizer for the stacks, with the states of all, which are views of its state from now on."""
         (group,) = optimizers[0].param_groups
-        whole = copy.copy(optimizers[0])  # which leaves out what is not of the state of an optimizer
-        vars(whole).update(
-            {n: v for n, v in vars(optimizers[0]).items() if n != "step" and n not in vars(whole)}
-        )
+        whole = _bare_copy(optimizers[0])
         stacks = [self._stacks[self._names[0][id(p)]].detach() for p in group["params"]]
         whole.param_groups = [{**group, "params": stacks}]
         whole.state = defaultdict(dict)
@@ -193,16 +240,21 @@ class StepsOfAll:
     def __init__(
         self,
         whole: torch.optim.Optimizer,
-        members: Sequence[tuple[torch.optim.Optimizer, Sequence[Tensor]]],
+        members: Sequence[tuple[torch.optim.Optimizer, Sequence[Tensor | None]]],
         clients: int,
+        held: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Begin with all clients.
 
         Args:
             whole: An optimizer for the stacks, with the states of all clients.
-            members: The optimizer of each client and its tensors; empty: their states are not read.
+            members: The optimizer of each client and its tensors, None for one that it does not hold; empty:
+                their states are not read.
             clients: Number K of clients.
+            held: The clients that hold each stack, ascending; None: all clients hold all of them.
         """
+        stacks = whole.param_groups[0]["params"]
+        self._held = [range(clients)] * len(stacks) if held is None else held
         self._whole: Any = whole
         self._members = members
         self._clients = clients
@@ -212,13 +264,13 @@ class StepsOfAll:
 
         Args:
             clients: Their number, at most that of the last step.
-            grads: Gradients of each stack, for as many clients or more; None: it has none.
+            grads: Gradients of each stack, for as many of its holders or more; None: it has none.
         """
         if clients < self._clients:
             self._leave(clients)
         stacks = self._whole.param_groups[0]["params"]
         for stack, grad in zip(stacks, grads, strict=True):
-            stack.grad = None if grad is None else grad[:clients]
+            stack.grad = None if grad is None else grad[: len(stack)]
         self._whole.step()
 
     def end(self) -> None:
@@ -229,20 +281,30 @@ class StepsOfAll:
         """Go on with fewer clients."""
         before, (group,) = self._whole.state, self._whole.param_groups
         for k, (optimizer, own) in enumerate(self._members[clients : self._clients], clients):
-            for stack, parameter in zip(group["params"], own, strict=True):
-                if state := before.get(stack):
-                    found = _own(state, stack.shape, k).items()
+            for stack, clients_of, parameter in zip(group["params"], self._held, own, strict=True):
+                if parameter is not None and (state := before.get(stack)):
+                    found = _own(state, stack.shape, clients_of.index(k)).items()
                     optimizer.state[parameter] = {n: v.clone() if _is_number(v) else v for n, v in found}
         self._clients = clients
-        states = [(stack[:clients], stack.shape, before.get(stack)) for stack in group["params"]]
-        group["params"] = [first for first, _, _ in states]
+        left = [
+            stack[: bisect_left(own, clients)] for stack, own in zip(group["params"], self._held, strict=True)
+        ]
+        states = [(a, b.shape, before.get(b)) for a, b in zip(left, group["params"], strict=True)]
+        group["params"] = left
         self._whole.state = defaultdict(dict)
         for first, shape, state in states:
             if state:
                 self._whole.state[first] = {
-                    key: value[:clients] if isinstance(value, Tensor) and value.shape == shape else value
+                    key: value[: len(first)] if isinstance(value, Tensor) and value.shape == shape else value
                     for key, value in state.items()
                 }
+
+
+def _bare_copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy that takes its steps itself (`ask_for_steps`), and shares everything else."""
+    whole = copy.copy(optimizer)  # which leaves out what is not of the state of an optimizer
+    vars(whole).update({n: v for n, v in vars(optimizer).items() if n != "step" and n not in vars(whole)})
+    return whole
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -5,13 +5,14 @@ code of theirs has to run between two steps. So one loop collects the batches of
 backward and steps, and starts as many operations for many clients as for one. Clients are in the order of
 their numbers of batches, the largest first, so that those that still train are always the first ones.
 
-Letters in shapes: K clients, m of which have room in a pass, B rows of a client.
+Letters in shapes: K clients, m of which have room in a pass, B rows of a client; H clients that hold a block,
+h of which have room in a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,7 +26,15 @@ from rayfed.data.examples import network_input
 from rayfed.devices import HOST, CountedDraws, counting, move
 from rayfed.fast.member import AllSteps
 from rayfed.fast.stacked import Stacked
-from rayfed.fast.steps import JointSteps, StepsOfAll
+from rayfed.fast.steps import HeldStacks, JointSteps, StepsOfAll
+from rayfed.fast.unequal_blocks import (
+    CountedDrawing,
+    Holders,
+    RowsOfHolders,
+    put_values_of,
+    values_of,
+    why_equal_blocks,
+)
 from rayfed.fast.whole import WholeStack, dropping_by_client, run_whole
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
@@ -54,7 +63,7 @@ class Members:
     stacked: type[Stacked]
     steps: JointSteps
     draws: Sequence[CountedDraws]
-    drawing: Callable[[Sequence[int], int], AbstractContextManager[None]]
+    drawing: Callable[[Sequence[int], int], AbstractContextManager[Any]]
 
 
 def train_all(members: Members, requests: Sequence[AllSteps]) -> bool:
@@ -69,36 +78,50 @@ def train_all(members: Members, requests: Sequence[AllSteps]) -> bool:
     """
     model, stacks, places = members.model, members.stacks, members.places
     first = requests[0]
-    training, gradients, active, untuned = first.state
+    training, gradients, _, untuned = first.state
     numbers = [len(request.batches) for request in requests]
     if numbers != sorted(numbers, reverse=True) or not all(each.is_like(first) for each in requests):
         return False
     if not (training and gradients) or untuned:
         return False
-    held = {n: v for n, v in places.items() if v.block is None or v.block in active}
+    holders = Holders([request.state[2] for request in requests])
+    if not holders.are_equal and (members.stacked is WholeStack or why_equal_blocks(model)):
+        return False
+    held = {n: v for n, v in places.items() if holders.of(v.block)}
     learned = [name for name, place in held.items() if not place.is_buffer]
+    own = {name: holders.of(place.block) for name, place in held.items()}
+    values = {name: stacks[name] for name in held}
+    if not holders.are_equal:
+        values = values_of(values, own)
     optimizers = [request.optimizer for request in requests]
-    together = members.steps.of_all(optimizers, learned, keeps=any(request.keeps for request in requests))
+    given = HeldStacks([values[n].detach() for n in learned], [own[n] for n in learned])
+    keeps = any(request.keeps for request in requests)
+    together = members.steps.of_all(optimizers, learned, keeps, None if holders.are_equal else given)
     if together is None:
         return False
-    model.active, model.untuned = active, untuned
+    model.untuned = untuned
     if not model.training:
         model.train()
-    held_by_all = replace(members, stacks={name: stacks[name] for name in held}, places=held)
-    loop = _Loop(held_by_all, learned, requests)
+    loop = _Loop(replace(members, stacks=values, places=held), learned, requests, holders)
     loop.run(together)
     together.end()
+    if not holders.are_equal:
+        put_values_of(stacks, own, {name: values[name] for name in learned})
     return True
 
 
 class _Loop:
     """The loop over the batches of all clients."""
 
-    def __init__(self, members: Members, learned: Sequence[str], requests: Sequence[AllSteps]) -> None:
+    def __init__(
+        self, members: Members, learned: Sequence[str], requests: Sequence[AllSteps], holders: Holders
+    ) -> None:
         self._model = members.model
         self._stacks = members.stacks
         self._places = members.places
         self._stacked = members.stacked
+        self._holders = holders
+        self._own = {name: holders.of(place.block) for name, place in members.places.items()}
         self._learned = learned
         self._draws = list(members.draws)
         self._drawing = members.drawing
@@ -117,39 +140,48 @@ class _Loop:
         stored = examples.stream(self._plan.places())
         numbered = enumerate(zip(self._plan.counts, self._plan.rooms, strict=True))
         for room, some in groupby(numbered, lambda each: each[1][1]):
-            leaves = {name: stack[:room].detach() for name, stack in self._stacks.items()}
+            holders = self._holders.first(room)
+            self._model.active = holders.all_blocks
+            counts = {name: len(holders.of(place.block)) for name, place in self._places.items()}
+            leaves = {name: stack[: counts[name]].detach() for name, stack in self._stacks.items()}
             for name in self._learned:
                 leaves[name].requires_grad_()
-            with bound(self._places.values(), (self._stacked(leaves[name]) for name in self._places)):
-                inputs = [leaves[name] for name in self._learned]
+            with ExitStack() as stack:
+                values = (self._stacked(leaves[name]) for name in self._places)
+                stack.enter_context(bound(self._places.values(), values))
+                if not holders.are_equal:
+                    drawing = CountedDrawing(self._draws[:room], self._device)
+                    rows = RowsOfHolders(self._model.stack, holders, drawing)
+                    stack.enter_context(self._model.stack.use_change(rows))
+                inputs = {name: leaves[name] for name in self._learned if counts[name]}
                 for number, (count, _) in some:
                     x, y = network_input(normalize, next(stored))
                     self._part(count)
                     optimizer.take(count, self._gradients(number, room, inputs, x, y))
 
     def _gradients(
-        self, number: int, room: int, inputs: Sequence[Tensor], x: Tensor, y: Tensor
+        self, number: int, room: int, inputs: Mapping[str, Tensor], x: Tensor, y: Tensor
     ) -> list[Tensor | None]:
-        """Gradients of the loss of each client in a step, shape (m, ...) each.
+        """Gradients of the loss of each client in a step, shape (h, ...) each.
 
         Args:
             number: Number of the step.
             room: Number m of clients in the pass.
-            inputs: The trained tensors.
+            inputs: The trained tensors that these clients hold, by global name.
             x: Inputs, shape (m B, ...).
             y: Targets, shape (m B, ...).
         """
         with self._counting(number, room), torch.enable_grad():
             output = logits(self._output(x, room))
             losses = self._objective.losses_of_clients(output, y, self._shares[number, :room])
-        found = torch.autograd.grad(losses, inputs, self._ones[:room], allow_unused=True)
+        found = torch.autograd.grad(losses, [*inputs.values()], self._ones[:room], allow_unused=True)
         # Contiguous: fused optimizers of CUDA take no other gradients.
-        whole = [None if grad is None else grad.contiguous() for grad in found]
-        grads = dict(zip(self._learned, whole, strict=True))
-        masked = {n: mask for n, mask in self._held_parts.items() if grads[n] is not None}
+        given = zip(inputs, found, strict=True)
+        grads = {name: grad.contiguous() for name, grad in given if grad is not None}
+        masked = {name: mask[: len(grads[name])] for name, mask in self._held_parts.items() if name in grads}
         if masked:
-            torch._foreach_mul_([grads[name] for name in masked], [mask[:room] for mask in masked.values()])
-        return list(grads.values())
+            torch._foreach_mul_([grads[name] for name in masked], [*masked.values()])
+        return [grads.get(name) for name in self._learned]
 
     def _output(self, x: Tensor, room: int) -> Any:
         """Output of the network for the rows of m clients, shape (m B, ...)."""
@@ -158,7 +190,7 @@ class _Loop:
         with dropping_by_client(self._model, room):
             return run_whole(self._model.forward, x, room)
 
-    def _counting(self, number: int, room: int) -> AbstractContextManager[None]:
+    def _counting(self, number: int, room: int) -> AbstractContextManager[Any]:
         """The context in which dropout draws in a step."""
         if self._device != HOST:
             return counting(self._draws[:room])
@@ -170,8 +202,8 @@ class _Loop:
         cut = [name for name in self._learned if ranks and rank_axes(name)]
         masks = {name: torch.ones_like(self._stacks[name]) for name in cut}
         for name, mask in masks.items():
-            for k, rank in ranks.items():
-                for part in beyond_rank(name, mask[k], rank):
+            for own, k in zip(mask, self._own[name], strict=True):
+                for part in beyond_rank(name, own, ranks.get(k)):
                     part.zero_()
         return masks
 

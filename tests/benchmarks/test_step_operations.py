@@ -39,6 +39,13 @@ def test_launches_of_a_network_do_not_grow_with_the_clients():
         assert large <= 1.1 * one
 
 
+@pytest.mark.parametrize("method", ["FedRA", "InclusiveFL"])
+def test_clients_with_different_blocks_take_about_the_launches_of_one_with_all(method):
+    for precision in step_operations.PRECISIONS:
+        for group in step_operations.GROUPS[1:]:
+            assert launches(method, precision, group) <= 1.1 * launches("LoRA", precision, 1)
+
+
 @pytest.mark.parametrize("case", map(marked, cases()), ids=str)
 def test_a_row_is_what_is_counted(case):
     """Run `python -m benchmarks.step_operations` where this fails, and say why a step asks for more."""
