@@ -95,7 +95,7 @@ class WorkerPasses(Passes):
         return f"the package {FAST} is not there"
 
     def trained_numbers(self, model: Backbone) -> int:
-        """How many numbers train in a network most of which is trained; 0: clients have a part in common."""
+        """Number of trained numbers of a network most of which trains; 0: clients have a part in common."""
         return 0
 
     def group_size(

@@ -327,7 +327,7 @@ class MemberPasses(Passes):
     """Computes for a client of a group: on a device, together with the others.
 
     On the CPU, where starting an operation takes little time, every client computes its own losses and steps,
-    unless it has a whole network of its own.
+    unless it trains a whole network.
 
     Attributes:
         ask: Waits for the answer to a request (`rayfed.fast.group`).

@@ -63,7 +63,7 @@ def why_not_joint(model: Backbone) -> str:
 
 
 def trained_numbers(model: Backbone) -> int:
-    """How many numbers train in a network most of which is trained; 0: a part of it is common to all clients.
+    """Number of trained numbers of a network most of which trains; 0: a part is common to all clients.
 
     Args:
         model: The tuned model, with or without values.

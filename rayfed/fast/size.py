@@ -39,7 +39,7 @@ WHOLE_LEAST = 4
 """With `auto` on a CPU, the smallest group with whole networks; groups of 2 gain nothing in some."""
 
 USUAL = ("prepare", "train", "step", "loss")
-"""What a method does not override where clients with whole networks train in one loop."""
+"""Functions that a method does not override where clients with whole networks train in one loop."""
 
 PARTS = 4
 """With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""

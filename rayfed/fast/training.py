@@ -44,7 +44,7 @@ from rayfed.types import beyond_rank, rank_axes
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """What the clients of a group compute with.
+    """The model, values and draws with which the clients of a group compute.
 
     Attributes:
         model: The model that they share.
