@@ -190,7 +190,8 @@ def test_measurements_are_pages_of_the_site():
     found = hook.measurements()
     files = (ROOT / hook.EVIDENCE).rglob("*.md")
     assert {f"results/{file.relative_to(ROOT / hook.EVIDENCE)}" for file in files} == {*found}
-    assert not [path for path, text in found.items() if "](../../" in text]
+    assert not [path for path, text in found.items() if re.search(r"\]\([./]*docs/", text)]
+    assert "](../../many_runs.md#verdicts)" in found["results/claims/text_lora.md"]
 
 
 def test_the_cost_of_a_method_is_that_of_the_table(tmp_path, monkeypatch):

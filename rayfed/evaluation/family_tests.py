@@ -298,7 +298,7 @@ def _inverse_trigamma(values: Array) -> Array:
     from scipy.special import polygamma
 
     x = 0.5 + 1 / values
-    for _ in range(6):
+    for _ in range(10):
         y = polygamma(1, x)
         x = x + y * (1 - y / values) / polygamma(2, x)
     return np.asarray(x, dtype=float)

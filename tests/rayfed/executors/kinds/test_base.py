@@ -12,12 +12,12 @@ import yaml
 import rayfed
 import tune
 from rayfed.config.schema import load_config
-from rayfed.doctor import _lanes
 from rayfed.doctor import main as doctor
 from rayfed.errors import ConfigError
 from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.kinds.base import EXECUTORS, ExecutorKind, kind_of
+from rayfed.experiment.diagnosis import _lanes
 from rayfed.experiment.plan import prepared
 from rayfed.experiment.study.cluster_share import share
 from rayfed.experiment.study.side_by_side import SideBySide, side_by_side
