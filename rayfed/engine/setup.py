@@ -308,8 +308,7 @@ def _whole(design: Design, model: ModelFacts, goal: Objective) -> Whole | None:
     """The network, if most of it is trained; None: clients have a part of it in common."""
     if not model.trained_numbers:
         return None
-    on_device = design.executor.puts_on_gpu(design.cluster)
-    return Whole(model.trained_numbers, on_device, design.data.augment is not None or not goal.joins)
+    return Whole(model.trained_numbers, design.data.augment is not None or not goal.joins)
 
 
 def _notes(context: ClientContext) -> tuple[str, ...]:

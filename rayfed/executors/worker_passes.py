@@ -56,14 +56,12 @@ class Whole:
     """A network most of which is trained, so that clients have no part of it in common.
 
     Attributes:
-        numbers: How many numbers train.
-        on_device: The config puts clients on a GPU.
+        numbers: Number of trained numbers.
         has_own_batches: A batch or its loss is not that of the data set: images are changed at random, or
             the loss is a user's.
     """
 
     numbers: int
-    on_device: bool = False
     has_own_batches: bool = False
 
 

@@ -21,22 +21,18 @@ OPERATIONS = 12_000_000_000
 Starting the operations of a network takes little time compared with computing so many, and the results of all
 layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pixels in a ViT-S."""
 
-NUMBERS = 64_000_000
-"""With `auto`, the largest number of trained numbers of a group with whole networks.
-
-Values, gradients and momentum of so many need 0.8 GB, and their copies in a pass as much again."""
-
 WHOLE_ROW = 20_000_000
-"""With `auto` on a CPU, the most operations of a row with which whole networks are trained in groups.
+"""With `auto`, the most operations of a row with which whole networks are trained in groups.
 
+The size of a group may not depend on where clients run, so a CPU, where more is slower, decides for all.
 Measured (benchmarks/results/whole_networks.md): groups are faster for networks of up to 18.5 MFLOP for a row
 and 199,210 numbers, and slower from 28 MFLOP and 809,322 numbers on, which leave the caches."""
 
 WHOLE_NUMBERS = 250_000
-"""With `auto` on a CPU, the most trained numbers with which whole networks are trained in groups."""
+"""With `auto`, the most trained numbers with which whole networks are trained in groups."""
 
 WHOLE_LEAST = 4
-"""With `auto` on a CPU, the smallest group with whole networks; groups of 2 gain nothing in some."""
+"""With `auto`, the smallest group with whole networks; groups of 2 gain nothing in some."""
 
 USUAL = ("prepare", "train", "step", "loss")
 """Functions that a method does not override where clients with whole networks train in one loop."""
@@ -80,14 +76,10 @@ def group_size(
     most = min(ROWS, OPERATIONS // row if row else ROWS) // train.batch_size
     if most < 2:
         return GroupSize(1, f"batches of {train.batch_size} are work enough for this network", chosen=True)
-    if whole is not None:
-        if reason := _why_slower(train, local, row, whole):
-            return GroupSize(1, reason, chosen=True)
-        most = min(most, NUMBERS // whole.numbers)
-        if most < 2:
-            return GroupSize(1, f"{whole.numbers:,} trained numbers are too many for a group", chosen=True)
+    if whole is not None and (reason := _why_slower(train, local, row, whole)):
+        return GroupSize(1, reason, chosen=True)
     clients = min(MOST, most, max(1, -(-cohort // PARTS)))
-    if whole is not None and not whole.on_device and clients < WHOLE_LEAST:
+    if whole is not None and clients < WHOLE_LEAST:
         return GroupSize(1, "groups of so few clients with whole networks are slower on a CPU", chosen=True)
     return GroupSize(clients)
 
@@ -101,8 +93,6 @@ def _why_slower(train: TrainConfig, local: Local, row: int, whole: Whole) -> str
         row: As of `group_size`.
         whole: The network.
     """
-    if whole.on_device:
-        return ""
     usual = all(getattr(type(local), name) is getattr(Local, name) for name in USUAL)
     cut = train.clip_norm is not None or train.micro_batch is not None or train.keep_optimizer
     if not usual or cut or whole.has_own_batches:

@@ -80,14 +80,6 @@ class ExecutorKind:
         """Whether the config wants clients on a GPU, or on the CPU, however little work they are."""
         return cluster.num_gpus is not None if self.needs_cluster else cluster.device != "auto"
 
-    def puts_on_gpu(self, cluster: ClusterConfig) -> bool:
-        """Whether the config itself says that clients run on a GPU; `auto` does not."""
-        if not self.needs_cluster:
-            return cluster.device not in ("auto", "cpu")
-        if cluster.gpus_per_actor == "auto":
-            return bool(cluster.num_gpus)
-        return cluster.gpus_per_actor > 0
-
     @property
     def key_for_gpu(self) -> str:
         """The key and the value that put clients on a GPU."""
