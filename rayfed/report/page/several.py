@@ -166,12 +166,14 @@ class Member:
         setting: What else tells it apart besides the seed; may be empty.
         averaged: A mean over its settings is reported. Of protocols, only the folds of leave_one_out have
             one: means over base and new classes, or over numbers of shots, say nothing.
+        margin: Largest difference that its study counts as equally good; None: that of the metric.
     """
 
     run: RecordedRun
     method: str
     setting: str = ""
     averaged: bool = True
+    margin: float | None = None
 
     @property
     def group(self) -> str:
@@ -229,12 +231,13 @@ def _study(path: Path) -> FolderContent:
         cells = [(str(c["label"]), c["coordinates"], path / c["folder"]) for c in tree["cells"]]
         rule: Rule = "validation" if tree["reported"] == "validation" else "last"
         protocol = PROTOCOLS.get(tree["protocol"])
+        margin = None if tree.get("margin") is None else float(tree["margin"])
     begun = [each for each in cells if (each[2] / ROWS).exists()]
     for label, at, folder in begun:
         run, part = RecordedRun.opened(folder, rule), at.get("part")
         words = str(part) if protocol is None else protocol.setting.format(name=part)
         setting, averaged = ("", True) if part is None else (words, run.by_validation)
-        members.append(Member(run=run, method=label, setting=setting, averaged=averaged))
+        members.append(Member(run=run, method=label, setting=setting, averaged=averaged, margin=margin))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
     found = FolderContent(
@@ -925,7 +928,7 @@ def _tested(
         family = run_family_tests(
             [found[place].values for place in places],
             larger=is_larger_better(metric),
-            margin=MARGIN if share != 1 else None,
+            margin=_margin_of(members),
             same=[found[place].same for place in places],
         )
         tests |= dict(zip(places, family.tests, strict=True))
@@ -943,9 +946,20 @@ def _cells_of(test: PairedTest | None) -> list[Cell]:
     return cells
 
 
+def _margin_of(members: Sequence[Member]) -> float | None:
+    """Largest difference between rows that count as equally good: of their study, else that of the metric."""
+    stated = {member.margin for member in members}
+    if len(stated) == 1 and None not in stated:
+        return stated.pop()
+    return MARGIN if share_of(members[0].run.metric) != 1 else None
+
+
 def _margin_in_words(members: Sequence[Member]) -> str:
-    share = share_of(members[0].run.metric)
-    return f"{share * MARGIN:g} point of 0" if share != 1 else "a margin (there is none for this metric)"
+    share, margin = share_of(members[0].run.metric), _margin_of(members)
+    if margin is None:
+        return "a margin (there is none for this metric)"
+    unit = "" if share == 1 else " point" if share * margin == 1 else " points"
+    return f"{share * margin:g}{unit} of 0"
 
 
 SEEDS, CLIENTS = "seeds", "clients"

@@ -408,3 +408,11 @@ def test_a_seed_without_one_of_its_parts_has_no_score(tmp_path):
     assert found["b"].isna().all()
     waiting = by_seed(results, "score", ("method", "part", "seed"), labels, ["x", "y", "none", "waits"])
     assert waiting.isna().all(axis=None)
+
+
+def test_the_page_has_the_margin_of_the_study(tmp_path):
+    pair = {"a": own(rounds=1), "b": own(rounds=1, train={"lr": 0.3})}
+    study = rayfed.grid(pair, seeds=2, margin=0.25).run(tmp_path / "study", quiet=True)
+    assert "within 25 points of 0" in study.report().with_suffix(".json").read_text()
+    plain = rayfed.grid(pair, seeds=2).run(tmp_path / "plain", quiet=True)
+    assert "within 1 point of 0" in plain.report().with_suffix(".json").read_text()
