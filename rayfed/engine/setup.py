@@ -55,7 +55,7 @@ from rayfed.evaluation.test_sets import (
     with_domain_validation,
 )
 from rayfed.executors.worker import ClientContext, Weights, adjust_trunk, converter
-from rayfed.executors.worker_passes import GroupSize, Whole, check_group, quickest_passes
+from rayfed.executors.worker_passes import GroupSize, check_group, quickest_passes
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Parts, check_task
 from rayfed.federation.noise_and_compression import Channel
@@ -268,7 +268,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     facts = (parts.local, model.why_alone, model.frozen, experiment.clients_per_round)
     wish = design.train if design.failures.client_timeout is None else replace(design.train, group=1)
     row = 0 if cost is None else cost.load(None).row
-    group = context.passes.group_size(wish, *facts, row, _whole(design, model, goal))
+    group = context.passes.group_size(wish, *facts, row, model.trained_numbers > 0)
     context, splits = _with_validation(design, context, experiment, partition)
     packed = packs_of(design, experiment, context)
     table = RowTable({**splits, **pack_splits(packed, context.splits)}, partition.drawn)
@@ -302,13 +302,6 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
         head=head,
         notes=(*_notes(context), *notes),
     )
-
-
-def _whole(design: Design, model: ModelFacts, goal: Objective) -> Whole | None:
-    """The network, if most of it is trained; None: clients have a part of it in common."""
-    if not model.trained_numbers:
-        return None
-    return Whole(model.trained_numbers, design.data.augment is not None or not goal.joins)
 
 
 def _notes(context: ClientContext) -> tuple[str, ...]:

@@ -51,20 +51,6 @@ class GroupSize:
         return f"clients are trained one by one, because {self.why}" if explains else ""
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A network most of which is trained, so that clients have no part of it in common.
-
-    Attributes:
-        numbers: Number of trained numbers.
-        has_own_batches: A batch or its loss is not that of the data set: images are changed at random, or
-            the loss is a user's.
-    """
-
-    numbers: int
-    has_own_batches: bool = False
-
-
 def check_group(train: TrainConfig, client_timeout: float | None) -> None:
     """Check before a run that nothing in the config excludes the groups that it asks for.
 
@@ -104,7 +90,7 @@ class WorkerPasses(Passes):
         frozen: bool,
         cohort: int,
         row: int,
-        whole: Whole | None,
+        whole: bool,
     ) -> GroupSize:
         """The number of clients that are trained together.
 
@@ -115,7 +101,7 @@ class WorkerPasses(Passes):
             frozen: The features of the network do not change in training.
             cohort: Number of clients of a round.
             row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
-            whole: The network, if most of it is trained; None: clients have a part of it in common.
+            whole: Most of the network is trained, so that clients have no part of it in common.
 
         Raises:
             ConfigError: The config asks for what is not possible here.

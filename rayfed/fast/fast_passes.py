@@ -28,7 +28,7 @@ from rayfed.executors.worker import (
     receive,
     send_back,
 )
-from rayfed.executors.worker_passes import GroupSize, Whole, WorkerPasses
+from rayfed.executors.worker_passes import GroupSize, WorkerPasses
 from rayfed.fast.graphs import allowed_graphs, drop_graphs, use_graphs
 from rayfed.fast.group import Group, MemberError, log_failure
 from rayfed.fast.optimizers import joint_optimizer
@@ -70,7 +70,7 @@ class FastPasses(WorkerPasses):
         frozen: bool,
         cohort: int,
         row: int,
-        whole: Whole | None,
+        whole: bool,
     ) -> GroupSize:
         return group_size(train, local, reason, frozen, cohort, row, whole)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayfed.executors.worker_passes import GroupSize, Whole
+from rayfed.executors.worker_passes import GroupSize
 from rayfed.federation.local import Local
 from rayfed.federation.train_config import TrainConfig
 
@@ -21,22 +21,6 @@ OPERATIONS = 12_000_000_000
 Starting the operations of a network takes little time compared with computing so many, and the results of all
 layers for more rows would need much memory: 3 GB for 32 images of 224 x 224 pixels in a ViT-S."""
 
-WHOLE_ROW = 20_000_000
-"""With `auto`, the most operations of a row with which whole networks are trained in groups.
-
-The size of a group may not depend on where clients run, so a CPU, where more is slower, decides for all.
-Measured (benchmarks/results/whole_networks.md): groups are faster for networks of up to 18.5 MFLOP for a row
-and 199,210 numbers, and slower from 28 MFLOP and 809,322 numbers on, which leave the caches."""
-
-WHOLE_NUMBERS = 250_000
-"""With `auto`, the most trained numbers with which whole networks are trained in groups."""
-
-WHOLE_LEAST = 4
-"""With `auto`, the smallest group with whole networks; groups of 2 gain nothing in some."""
-
-USUAL = ("prepare", "train", "step", "loss")
-"""Functions that a method does not override where clients with whole networks train in one loop."""
-
 PARTS = 4
 """With `auto`, the cohort is divided into at least this many groups, so that several actors have work."""
 
@@ -48,7 +32,7 @@ def group_size(
     frozen: bool,
     cohort: int,
     row: int = 0,
-    whole: Whole | None = None,
+    whole: bool = False,
 ) -> GroupSize:
     """The number of clients that share their passes.
 
@@ -59,7 +43,7 @@ def group_size(
         frozen: The features of the network do not change in training.
         cohort: Number of clients of a round.
         row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
-        whole: The network, if most of it is trained; None: clients have a part of it in common.
+        whole: Most of the network is trained, so that clients have no part of it in common.
     """
     if train.group == 1:
         return GroupSize(1)
@@ -69,6 +53,8 @@ def group_size(
         return GroupSize(train.group)
     if train.precision == "bf16":
         return GroupSize(1, "train.group=auto makes no groups with train.precision=bf16")
+    if whole:
+        return GroupSize(1, "train.group=auto trains whole networks one by one", chosen=True)
     if frozen and train.cache_features is not False:
         return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
     if train.batch_size > LARGEST_BATCH:
@@ -76,30 +62,7 @@ def group_size(
     most = min(ROWS, OPERATIONS // row if row else ROWS) // train.batch_size
     if most < 2:
         return GroupSize(1, f"batches of {train.batch_size} are work enough for this network", chosen=True)
-    if whole is not None and (reason := _why_slower(train, local, row, whole)):
-        return GroupSize(1, reason, chosen=True)
-    clients = min(MOST, most, max(1, -(-cohort // PARTS)))
-    if whole is not None and clients < WHOLE_LEAST:
-        return GroupSize(1, "groups of so few clients with whole networks are slower on a CPU", chosen=True)
-    return GroupSize(clients)
-
-
-def _why_slower(train: TrainConfig, local: Local, row: int, whole: Whole) -> str:
-    """Why groups of whole networks would not be faster than single clients; empty: they are.
-
-    Args:
-        train: As of `group_size`.
-        local: As of `group_size`.
-        row: As of `group_size`.
-        whole: The network.
-    """
-    usual = all(getattr(type(local), name) is getattr(Local, name) for name in USUAL)
-    cut = train.clip_norm is not None or train.micro_batch is not None or train.keep_optimizer
-    if not usual or cut or whole.has_own_batches:
-        return "whole networks take turns on a CPU where their steps are not the usual ones"
-    if not row or row > WHOLE_ROW or whole.numbers > WHOLE_NUMBERS:
-        return "the memory of a CPU decides the time of a whole network of this size"
-    return ""
+    return GroupSize(min(MOST, most, max(1, -(-cohort // PARTS))))
 
 
 def why_alone(local: Local) -> str:
