@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -32,7 +33,7 @@ from rayfed.experiment.study.coordinates import (
 )
 from rayfed.experiment.study.described import Described, Fixed, RecordedExperiment, one_method
 from rayfed.experiment.study.equal_cells import equally_trained
-from rayfed.experiment.study.paired_tests import checked_margin, paired_tests
+from rayfed.experiment.study.paired_tests import check_share, checked_margin, paired_tests
 from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
 from rayfed.experiment.study.run_cell import CommonParts, Stop
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rayfed.experiment.study.frame import TableFrame
+
+log = logging.getLogger(__name__)
 
 
 GLOBAL_MODEL = "global"
@@ -305,6 +308,9 @@ class Study:
     def _note(self, manifest: Manifest) -> None:
         """Put into the manifest what it has besides cells."""
         manifest.score, manifest.reported = self._score, self._reported or "last"
+        if manifest.margin != self._margin and any(entry.sha256 for entry in manifest.entries.values()):
+            changed = f"{self._margin} instead of {manifest.margin}"
+            log.warning("margin: %s, with which cells were finished; verdicts follow the new one", changed)
         manifest.protocol, manifest.margin = self._protocol, self._margin
         manifest.search = self._record() or manifest.search
 
@@ -439,11 +445,14 @@ class Study:
         """Largest difference between rows that count as equally good; None: none do.
 
         Args:
-            score: The column; None: `Study.score`.
+            score: The column; None: `Study.score`. The margin of the study is for all columns of its metric.
+
+        Raises:
+            ConfigError: The margin of the study is 1 or more, and its metric a share.
         """
         column = score or self.score
-        if self._margin is not None and column == self.score:
-            return self._margin
+        if self._margin is not None and (column == self.score or self.metric in column):
+            return check_share(self._margin, self.metric if self.metric in column else "")
         return MARGIN if self.metric in column and share_of(self.metric) != 1 else None
 
     def tests(
@@ -483,20 +492,22 @@ class Study:
             raise ConfigError(f"level: {level!r} is no probability between 0 and 1")
         scores = self._scores(score)
         column = score or self.score
-        width = self.margin_of(column) if margin is None else checked_margin(margin)
+        metric = self.metric if self.metric in column else ""
+        width = self.margin_of(column) if margin is None else check_share(checked_margin(margin), metric)
         pairs = self._pairs(against)
         same = self._same_bytes(pairs, scores)
         table = paired_tests(scores, pairs, larger_of(column, self.metric), level, width, same)
         family = table.attrs["family"]
         share = share_of(self.metric) if self.metric in column else 1.0
         unit = " points" if share != 1 else ""
+        one_point = " point" if width is not None and share * width == 1 else unit
         frame = TableFrame(table)
         count = count_of(len(table) - len(same), "test")
         notes = [
             f"mean over seeds of the paired differences; low, high: simultaneous {100 * level:g} % intervals "
             f"of {count} with moderated variances ({family.how}); p_corrected: for all of them",
             "as good: within "
-            + (f"{share * width:g}{unit} of 0" if width is not None else "no margin (margin=...)")
+            + (f"{share * width:g}{one_point} of 0" if width is not None else "no margin (margin=...)")
             + "; seeds_needed: would decide an open test four times of five, if its difference is that found",
             resolution_in_words(family, unit, share),
             *(f"{one}: the same bytes as {other} in every run, not tested" for one, other in same),

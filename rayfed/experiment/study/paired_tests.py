@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rayfed.columns import share_of
 from rayfed.errors import ConfigError
 from rayfed.evaluation.family_tests import run_family_tests
 
@@ -21,9 +22,24 @@ def checked_margin(margin: float | None) -> float | None:
     Raises:
         ConfigError: It is no positive number.
     """
-    if margin is not None and not (isinstance(margin, (int, float)) and 0 < margin < math.inf):
+    is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+    if margin is not None and not (is_number and 0 < margin < math.inf):
         raise ConfigError(
             f"margin: {margin!r} is no positive number, such as 0.01 for one point of an accuracy"
+        )
+    return margin
+
+
+def check_share(margin: float | None, metric: str) -> float | None:
+    """The margin, which is below 1 for a share such as an accuracy.
+
+    Raises:
+        ConfigError: It is not, as where points were meant.
+    """
+    if margin is not None and margin >= 1 and share_of(metric) != 1:
+        raise ConfigError(
+            f"margin: {margin:g} is {100 * margin:g} points of {metric}; it is in the unit of the score: "
+            f"write {margin / 100:g} for {margin:g} points"
         )
     return margin
 

@@ -262,7 +262,7 @@ def test_equals_have_no_verdict_and_a_planted_difference_is_found():
     assert "again: the same bytes as a in every run, not tested" in found.attrs["notes"]
     assert any("5 seeds resolve differences of" in note for note in found.attrs["notes"])
     assert study.table["verdict"].to_dict() == {"a": "", "again": "same", "frozen": "worse"}
-    assert study.tests(margin=1.0).loc["frozen", "verdict"] == "worse"  # it is shown to be
+    assert study.tests(margin=0.99).loc["frozen", "verdict"] == "worse"  # it is shown to be
     assert "frozen" in study.table("latex")
 
 
@@ -410,8 +410,20 @@ def test_a_seed_without_one_of_its_parts_has_no_score(tmp_path):
     assert waiting.isna().all(axis=None)
 
 
-def test_the_page_has_the_margin_of_the_study(tmp_path):
+def test_the_page_has_the_margin_of_the_study(tmp_path, caplog):
     pair = {"a": own(rounds=1), "b": own(rounds=1, train={"lr": 0.3})}
+    study = rayfed.grid(pair, seeds=2, margin=0.25).run(tmp_path / "study", quiet=True)
+    assert study.margin_of("worst_domain_accuracy") == study.margin_of() == 0.25
+    assert study.margin_of("loss") is None
+    with pytest.raises(
+        ConfigError, match=r"margin: 2 is 200 points of accuracy; .* write 0\.02 for 2 points"
+    ):
+        study.tests(margin=2)
+    with pytest.raises(ConfigError, match="margin: True is no positive number"):
+        rayfed.grid(pair, seeds=2, margin=True)
+    again = rayfed.grid(pair, seeds=2, margin=0.3).run(tmp_path / "study", quiet=True)
+    assert "margin: 0.3 instead of 0.25, with which cells were finished" in caplog.text
+    assert again.margin_of() == 0.3
     study = rayfed.grid(pair, seeds=2, margin=0.25).run(tmp_path / "study", quiet=True)
     assert "within 25 points of 0" in study.report().with_suffix(".json").read_text()
     plain = rayfed.grid(pair, seeds=2).run(tmp_path / "plain", quiet=True)
