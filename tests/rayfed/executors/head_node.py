@@ -3,11 +3,11 @@
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from tests.conftest import ROOT
+from pathlib import Path
 
 TOKEN = "0" * 32
 
@@ -22,7 +22,8 @@ class HeadNode:
 
 
 def ray_command() -> list[str]:
-    return [str(ROOT / ".venv" / "bin" / "ray")] if (ROOT / ".venv").exists() else ["ray"]
+    beside = Path(sys.executable).with_name("ray")
+    return [str(beside)] if beside.exists() else ["ray"]
 
 
 def free_port() -> int:

@@ -362,7 +362,8 @@ def test_runs_of_one_client_and_of_groups_have_the_same_tensors(group, overrides
             digests.append(digest(played(setup, group, executor=executor)[1]))
     assert digests[0] == digests[1]
     (recorder,) = recorders
-    assert recorder.replays > 1
+    has_graphs = "capacity" not in overrides  # rows are collected anew for clients that hold different blocks
+    assert (recorder.replays > 1) is has_graphs
 
 
 def test_graphs_of_cuda_are_recorded_with_arguments_that_torch_takes():
