@@ -74,7 +74,6 @@ class ModelFacts:
         why_not_single: Why the network cannot train with one row; empty: it can.
         why_alone: Why several clients cannot be trained together with the network; empty: they can.
         why_padded: Why the network cannot compute texts without pads; empty: it can, or it reads no texts.
-        trained_numbers: As of `rayfed.executors.worker_passes.WorkerPasses`.
         frozen: The features of the network do not change in training.
         rank: Rank of the LoRA adapters that train; 0: there are none.
         can_checkpoint: Activations can be computed again between the blocks, which saves memory.
@@ -94,7 +93,6 @@ class ModelFacts:
     no_blocks: str
     why_alone: str
     why_padded: str
-    trained_numbers: int
     frozen: bool
     rank: int
     can_checkpoint: bool
@@ -144,7 +142,6 @@ class ModelFacts:
             why_not_single="",
             why_alone="",
             why_padded="",
-            trained_numbers=0,
             frozen=model.has_frozen_features,
             rank=max(ranks, default=0),
             can_checkpoint=model.num_blocks > 0 and not _of_whole_batches(model) and not model.net_is_frozen,

@@ -268,7 +268,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     facts = (parts.local, model.why_alone, model.frozen, experiment.clients_per_round)
     wish = design.train if design.failures.client_timeout is None else replace(design.train, group=1)
     row = 0 if cost is None else cost.load(None).row
-    group = context.passes.group_size(wish, *facts, row, model.trained_numbers > 0)
+    group = context.passes.group_size(wish, *facts, row)
     context, splits = _with_validation(design, context, experiment, partition)
     packed = packs_of(design, experiment, context)
     table = RowTable({**splits, **pack_splits(packed, context.splits)}, partition.drawn)
@@ -372,7 +372,12 @@ def _model_key(context: ClientContext) -> tuple[object, ...]:
     tried = context.shard if isinstance(context.objective, OwnObjective) else None
     rows = None if context.network is None else min(train.batch_size, MOST_EXAMINED)
     own += (train.batch_norm, train.cache_features, train.checkpointing, train.precision, tried, rows)
+    own += (_asks_for_groups(train),)
     return *own, *((train.pack_texts, train.compile, context.shard) if context.objective.tokens else ())
+
+
+def _asks_for_groups(train: TrainConfig) -> bool:
+    return train.group not in ("auto", 1)
 
 
 def _goal(design: Design, parts: Parts, dataset: Dataset) -> Objective:
@@ -421,9 +426,8 @@ def _build(design: Design, context: ClientContext, partition: Partition) -> Mode
     tried = tried_outputs(context, partition, fresh()) if own_task else None
     average = design.train.batch_norm == "average"
     built = ModelFacts.of(model, buffers=average, keeps_features=keeps, half=half)
-    why_alone = context.passes.why_alone(model)
-    numbers = context.passes.trained_numbers(model)
-    built = replace(built, why_alone=why_alone, why_padded=why_padded, trained_numbers=numbers)
+    why_alone = context.passes.why_alone(model, asked=_asks_for_groups(design.train))
+    built = replace(built, why_alone=why_alone, why_padded=why_padded)
     return replace(built, why_not_single=why_not_single, tried=tried)
 
 

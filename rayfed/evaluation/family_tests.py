@@ -158,11 +158,10 @@ def run_family_tests(
     p = _p_of(means, np.sqrt(moderated / np.maximum(seeds, 1)), freedom)
     null, how = _null(tested)
     critical = _critical(null, 1 - level)
+    asked = _Asked(larger=larger, margin=margin, level=level, size=len(tested))
     found: dict[int, PairedTest] = {}
     for place, mean, n, s2, df, own in zip(places, means, seeds, moderated, freedom, p, strict=True):
-        found[place] = _test(
-            mean, int(n), math.sqrt(s2), df, own, null, critical, (larger, margin, level, len(tested))
-        )
+        found[place] = _test(mean, int(n), math.sqrt(s2), df, own, null, critical, asked)
     every = [
         found.get(place)
         or PairedTest(
@@ -191,6 +190,16 @@ def resolution_in_words(family: TestedFamily, unit: str = "", factor: float = 1.
     return f"{many} resolve differences of {apart}{unit} or more here"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Direction, margin and level as of `run_family_tests`, and the number of tested differences."""
+
+    larger: bool
+    margin: float | None
+    level: float
+    size: int
+
+
 def _test(
     mean: float,
     seeds: int,
@@ -199,15 +208,15 @@ def _test(
     p: float,
     null: Sequence[Array],
     critical: float,
-    asked: tuple[bool, float | None, float, int],
+    asked: _Asked,
 ) -> PairedTest:
-    """The test of one difference. Args: asked: direction, margin, level, and the size of the family."""
+    """The test of one difference."""
     from scipy.stats import t
 
-    larger, margin, level, size = asked
+    margin = asked.margin
     if deviation == 0:
-        corrected = min(1.0, size * p)
-        sign = 0.0 if corrected >= 1 - level else math.copysign(1.0, mean)
+        corrected = min(1.0, asked.size * p)
+        sign = 0.0 if corrected >= 1 - asked.level else math.copysign(1.0, mean)
         low = high = None
     else:
         half = float(t.isf(critical / 2, freedom)) * deviation / math.sqrt(seeds)
@@ -216,12 +225,12 @@ def _test(
         sign = float(low > 0) - float(high < 0)
     verdict: Verdict = "open"
     if sign:
-        verdict = "better" if (sign > 0) == larger else "worse"
+        verdict = "better" if (sign > 0) == asked.larger else "worse"
     elif margin is not None and low is not None and high is not None and max(-low, high) <= margin:
         verdict = "as good"
     needed = None
     if verdict == "open" and deviation > 0:
-        needed = _seeds_needed(mean, deviation, seeds, freedom, (margin, level, size))
+        needed = _seeds_needed(mean, deviation, seeds, freedom, asked)
     return PairedTest(
         difference=float(mean),
         low=None if low is None else float(low),
@@ -234,21 +243,14 @@ def _test(
     )
 
 
-def _seeds_needed(
-    mean: float, deviation: float, seeds: int, freedom: float, asked: tuple[float | None, float, int]
-) -> int | None:
-    """Least number of seeds that decides with a probability of `POWER`, by Bonferroni's critical value.
-
-    Args:
-        asked: Margin, level, and the size of the family.
-    """
+def _seeds_needed(mean: float, deviation: float, seeds: int, freedom: float, asked: _Asked) -> int | None:
+    """Least number of seeds that decides with a probability of `POWER`, by Bonferroni's critical value."""
     from scipy.stats import norm, t
 
-    margin, level, size = asked
-    reach = max(abs(mean), (margin or 0.0) - abs(mean))
+    reach = max(abs(mean), (asked.margin or 0.0) - abs(mean))
     more = np.arange(seeds + 1, MOST_SEEDS + 1)
     prior = freedom / (seeds - 1)
-    critical = t.isf((1 - level) / (2 * size), prior * (more - 1))
+    critical = t.isf((1 - asked.level) / (2 * asked.size), prior * (more - 1))
     enough = (critical + norm.ppf(POWER)) * deviation / np.sqrt(more) <= reach
     return int(more[enough][0]) if enough.any() else None
 
@@ -325,9 +327,8 @@ def _least_p(means: Array, variances: Array, seeds: int) -> Array:
     freedom = np.array([seeds - 1.0])
     moderated, total = _moderate(variances, freedom, *_prior(variances, freedom))
     errors = np.sqrt(moderated / seeds)
-    t = np.abs(means) / np.where(
-        errors > 0, errors, np.inf
-    )  # all of a family have the same degrees of freedom
+    t = np.abs(means) / np.where(errors > 0, errors, np.inf)
+    # All of a family have the same degrees of freedom.
     return _p_of(t.max(axis=-1), np.ones(len(t)), total[..., 0])
 
 

@@ -74,13 +74,13 @@ def check_group(train: TrainConfig, client_timeout: float | None) -> None:
 class WorkerPasses(Passes):
     """Computes for one client after the other. It keeps nothing from one call to the next."""
 
-    def why_alone(self, model: Backbone) -> str:
-        """Why several clients cannot be trained together with a tuned model; empty: they can."""
-        return f"the package {FAST} is not there"
+    def why_alone(self, model: Backbone, asked: bool) -> str:
+        """Why several clients cannot be trained together with a tuned model; empty: they can.
 
-    def trained_numbers(self, model: Backbone) -> int:
-        """Number of trained numbers of a network most of which trains; 0: clients have a part in common."""
-        return 0
+        Args:
+            asked: The config asks for groups with a number; else what needs a trial is left alone.
+        """
+        return f"the package {FAST} is not there"
 
     def group_size(
         self,
@@ -90,7 +90,6 @@ class WorkerPasses(Passes):
         frozen: bool,
         cohort: int,
         row: int,
-        whole: bool,
     ) -> GroupSize:
         """The number of clients that are trained together.
 
@@ -101,7 +100,6 @@ class WorkerPasses(Passes):
             frozen: The features of the network do not change in training.
             cohort: Number of clients of a round.
             row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
-            whole: Most of the network is trained, so that clients have no part of it in common.
 
         Raises:
             ConfigError: The config asks for what is not possible here.

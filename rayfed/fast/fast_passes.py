@@ -32,7 +32,7 @@ from rayfed.executors.worker_passes import GroupSize, WorkerPasses
 from rayfed.fast.graphs import allowed_graphs, drop_graphs, use_graphs
 from rayfed.fast.group import Group, MemberError, log_failure
 from rayfed.fast.optimizers import joint_optimizer
-from rayfed.fast.shareable import trained_numbers, why_not_joint
+from rayfed.fast.shareable import why_not_joint
 from rayfed.fast.size import group_size
 from rayfed.federation.executor import Call
 from rayfed.federation.local import Local
@@ -56,11 +56,8 @@ class FastPasses(WorkerPasses):
     ) -> torch.optim.Optimizer:
         return joint_optimizer(config, parameters, lr)
 
-    def why_alone(self, model: Backbone) -> str:
-        return why_not_joint(model)
-
-    def trained_numbers(self, model: Backbone) -> int:
-        return trained_numbers(model)
+    def why_alone(self, model: Backbone, asked: bool) -> str:
+        return why_not_joint(model, asked)
 
     def group_size(
         self,
@@ -70,9 +67,8 @@ class FastPasses(WorkerPasses):
         frozen: bool,
         cohort: int,
         row: int,
-        whole: bool,
     ) -> GroupSize:
-        return group_size(train, local, reason, frozen, cohort, row, whole)
+        return group_size(train, local, reason, frozen, cohort, row)
 
     def graphs(self, train: TrainConfig, parts: Parts, model: Backbone) -> Literal["auto"] | bool:
         return allowed_graphs(train, parts, model)

@@ -40,7 +40,7 @@ from rayfed.devices import (
 from rayfed.errors import one_line
 from rayfed.fast.joint_batches import JointBatches
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
-from rayfed.fast.shareable import trained_numbers
+from rayfed.fast.shareable import trains_whole
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
 from rayfed.fast.steps import JointSteps, Step
 from rayfed.fast.training import Members, train_all
@@ -574,7 +574,7 @@ class Group:
         """
         self._model = model
         self._places = stackable(model)
-        self._is_whole = trained_numbers(model) > 0
+        self._is_whole = trains_whole(model)
         self._stacked = WholeStack if self._is_whole else Stacked
         # Rows of whole networks lie example by example, so none of a client can be left out.
         self._may_differ = not self._is_whole and not why_equal_blocks(model)

@@ -27,16 +27,17 @@ ERROR = 1e-3
 """Largest difference of a tried output, as a share of the largest output; rounding is far below it."""
 
 
-def why_not_joint(model: Backbone) -> str:
-    """Why clients with this model cannot share a forward pass; empty: they can.
+def why_not_joint(model: Backbone, asked: bool = True) -> str:
+    """Why clients with this model do not share a forward pass; empty: they do.
 
     Args:
         model: The tuned model, with or without values.
+        asked: The config asks for groups; else whole networks are not tried, and have none.
     """
     if model.text is not None and {*model.net.modules()} & {*model.text.modules()}:
         return "the text tower and the network have trained layers in common"
     trained = stackable(model)
-    is_whole = trained_numbers(model) > 0
+    is_whole = trains_whole(model)
     parts = (model.text, model.exits, model.gc_net, model.adapter)
     if is_whole and (any(part is not None for part in parts) or any(rank_axes(name) for name in trained)):
         return "most of the model is trained, so that clients have no trunk in common"
@@ -59,18 +60,19 @@ def why_not_joint(model: Backbone) -> str:
         return why
     if model.user_sets_modes if is_whole else model.has_own_modes:
         return "the network has its own train(), which is called for each client"
-    return _other_randomness(model) or (_why_other_outputs(model, trained) if is_whole else "")
+    if (why := _other_randomness(model)) or not is_whole:
+        return why
+    return _why_other_outputs(model, trained) if asked else "train.group=auto leaves whole networks alone"
 
 
-def trained_numbers(model: Backbone) -> int:
-    """Number of trained numbers of a network most of which trains; 0: a part is common to all clients.
+def trains_whole(model: Backbone) -> bool:
+    """Whether most of a network is trained, so that clients have no part of it in common.
 
     Args:
         model: The tuned model, with or without values.
     """
-    trained = {name: t.tensor.numel() for name, t in stackable(model).items() if not t.is_buffer}
-    most = 2 * sum(trained.values()) > sum(p.numel() for p in model.parameters())
-    return sum(trained.values()) if most else 0
+    trained = sum(t.tensor.numel() for t in stackable(model).values() if not t.is_buffer)
+    return 2 * trained > sum(p.numel() for p in model.parameters())
 
 
 @torch.no_grad()

@@ -32,7 +32,6 @@ def group_size(
     frozen: bool,
     cohort: int,
     row: int = 0,
-    whole: bool = False,
 ) -> GroupSize:
     """The number of clients that share their passes.
 
@@ -43,7 +42,6 @@ def group_size(
         frozen: The features of the network do not change in training.
         cohort: Number of clients of a round.
         row: Floating-point operations of a row of a batch, forward and backward; 0: not known.
-        whole: Most of the network is trained, so that clients have no part of it in common.
     """
     if train.group == 1:
         return GroupSize(1)
@@ -53,8 +51,6 @@ def group_size(
         return GroupSize(train.group)
     if train.precision == "bf16":
         return GroupSize(1, "train.group=auto makes no groups with train.precision=bf16")
-    if whole:
-        return GroupSize(1, "train.group=auto trains whole networks one by one", chosen=True)
     if frozen and train.cache_features is not False:
         return GroupSize(1, "the features of the frozen network are computed once and kept", chosen=True)
     if train.batch_size > LARGEST_BATCH:
