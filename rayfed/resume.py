@@ -26,7 +26,7 @@ python -m rayfed.resume DIR [rounds=+N] [overrides] [--quiet] [--json]
 
 Continues the run in DIR after its last checkpoint. Tensors and tables become
 the same as those of a run that was never interrupted. Overrides may change
-where clients run and what is saved, for example
+where clients run, what is saved and when it stops, for example
   python -m rayfed.resume runs/mine rounds=+20 cluster.actors=4
 """
 
@@ -41,17 +41,21 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
         ConfigError: The folder holds no run, or an override would change its result; the message names the
             key.
     """
-    from rayfed.config.config_changes import BINDING, HARMLESS, changes
+    from rayfed.config.config_changes import BINDING, HARMLESS, changes, is_about_the_end
     from rayfed.config.schema import load_run, to_dict
+    from rayfed.experiment.go_on import check_goes_on
 
     before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]
     config = load_run(path, [text for text in overrides if text not in more])
     for key, old, new in changes(to_dict(before), to_dict(config)):
+        if is_about_the_end(key):
+            continue
         raise ConfigError(
             f"{key}: {new!r} would change the result of {path}, which began with {old!r}; start a new "
-            f"run, or change only {', '.join(HARMLESS)} and rounds, but not {', '.join(BINDING)}"
+            f"run, or change only {', '.join(HARMLESS)}, rounds and stop, but not {', '.join(BINDING)}"
         )
+    check_goes_on(config, path)
     rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
     if rounds != before.rounds and before.train.schedule != "constant":
         raise ConfigError(
@@ -66,13 +70,19 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
     return replace(config, rounds=rounds, output=str(path), overwrite=False)
 
 
-def is_finished(config: Config, path: Path) -> bool:
-    """Whether a run has all its rounds."""
+def why_finished(config: Config, path: Path) -> str:
+    """Why a run has all its rounds; empty: it has not."""
+    from rayfed.evaluation.stopping import Stopping
     from rayfed.record.recorded_run import RecordedRun
 
     with suppress(RayFedError):  # the run itself mends a damaged file, or names it
-        return len(RecordedRun(path).rounds) >= config.rounds
-    return False
+        rows = RecordedRun(path).rounds
+        if len(rows) >= config.rounds:
+            return f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more"
+        ended = Stopping(config.stop, rows)
+        if ended.reason:
+            return f"stop ended it after round {ended.round}: {ended.reason}; stop.patience=null goes on"
+    return ""
 
 
 def _rounds(text: str, before: int) -> int:
@@ -132,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with use_screen(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
             stage("reading the config", passing=True)
             config = config_to_continue(args.run, args.overrides)
-            if is_finished(config, args.run):
-                stage(f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more")
+            if words := why_finished(config, args.run):
+                stage(words)
             Runner(show=show).start(config.alone(), claim)
 
     return run_guarded(work, args.debug, "what was finished is kept")

@@ -14,6 +14,7 @@ import yaml
 
 from rayfed.config.schema import Config, compatible_parts, to_dict
 from rayfed.errors import ConfigError, shown
+from rayfed.evaluation.stopping import StopConfig
 from rayfed.experiment.study.study_folder import KIND
 from rayfed.record import trackers
 from rayfed.record.atomic_files import write_text
@@ -64,6 +65,7 @@ def check_sweep(sweep: Sweep, overrides: tuple[str, ...], file: str | None, path
     space = sweep.read_space()
     plain = base.config({})
     _check_one_method(base)
+    _check_stop(plain)
     _check_objectives(sweep, base, plain)
     _check_loggers(sweep, plain)
     space.check(base.config)
@@ -85,6 +87,19 @@ def _check_one_method(base: Base) -> None:
         raise ConfigError(
             f"compare: {shown(others)} is several runs; a sweep runs one method, so leave it out, and "
             f"compare the best trial afterwards with rayfed.run --config <sweep>/best.yaml"
+        )
+
+
+def _check_stop(config: Config) -> None:
+    """Check that all trials have the same rounds, which schedulers and Optuna's pruning compare.
+
+    Raises:
+        ConfigError: A rule of the runs would end some of them earlier.
+    """
+    if config.stop != StopConfig():
+        raise ConfigError(
+            "stop: a sweep compares its trials round by round; leave stop out, use scheduler=asha, and stop the "
+            "run of the best trial: rayfed.run --config <sweep>/best.yaml stop.patience=3"
         )
 
 

@@ -29,8 +29,11 @@ HARMLESS = (
 )
 """Keys that may change: where clients run, what is saved, and where the same data and models are stored."""
 
-BINDING = ("cluster.threads",)
-"""Keys in these sections that may not change, because float sums depend on them."""
+BINDING = ("cluster.threads", "checkpoint.best")
+"""Keys in these sections that may not change, as float sums or the final tensors depend on them."""
+
+ENDING = ("rounds", "stop")
+"""Keys that say after which round a run ends; a run that is continued may end later."""
 
 OF_A_COMMAND = ("compare", "compare_options", "equal_steps", "protocol")
 """Keys of a command with several runs, which are none of a run."""
@@ -95,6 +98,11 @@ def _same_path(key: str, old: Any, new: Any) -> bool:
     return old == new or (
         not Path(old).is_absolute() and Path(new).parts[-len(Path(old).parts) :] == Path(old).parts
     )
+
+
+def is_about_the_end(key: str) -> bool:
+    """Whether a key says after which round a run ends."""
+    return _under(key, ENDING)
 
 
 def _under(key: str, prefixes: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from annotated_types import Ge
 
 from rayfed.data.data_config import DataConfig
 from rayfed.devices import Deterministic
+from rayfed.evaluation.stopping import StopConfig
 from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.federation.executor import OnNonFinite, Policy
 from rayfed.federation.noise_and_compression import ChannelConfig
@@ -66,15 +67,19 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The section `checkpoint`: checkpoints from which a run is continued. It changes no result.
+    """The section `checkpoint`: from what a run is continued, and the round whose model is kept.
 
     Attributes:
         every: Write a checkpoint after every n-th round and after the last one; 0: only after the last one.
         keep: Number of checkpoints that are kept.
+        best: The column of validation, such as `val_accuracy` or `val_loss`, whose best round is reported and
+            gives the final tensors, also those that clients keep; auto: the metric of the task. None: the last
+            round is and does.
     """
 
     every: Annotated[int, Ge(0)] = 1
     keep: Count = 2
+    best: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,8 @@ class Settings:
             of its LoRA adapters, besides `capacity.blocks`.
         faults: Simulated faults: clients that are unavailable, drop out or are slow; none by default.
         deterministic: Refuse kernels whose results differ from run to run; auto: on a GPU (docs/gpu.md).
-        checkpoint: Checkpoints from which a run is continued.
+        stop: When the run ends before its last round.
+        checkpoint: Checkpoints from which a run is continued, and the round whose model is kept.
         failures: The policy for failures of clients and actors.
         on_nonfinite: A loss or a global tensor that is NaN or infinite is recorded in the events, on the
             screen and in the report, and the run continues (warn) or ends (raise).
@@ -134,6 +140,7 @@ class Settings:
     capacity: CapacityConfig = None
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     deterministic: Deterministic = "auto"
+    stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failures: Policy = field(default_factory=Policy)
     on_nonfinite: OnNonFinite = "warn"

@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 import psutil
 from torch import nn
 
+from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values
 from rayfed.config.design import Design
 from rayfed.data.partition.partition import Partition
-from rayfed.errors import ConfigError, ResourceError, one_line
+from rayfed.errors import ConfigError, ResourceError, one_line, unknown
+from rayfed.evaluation.stopping import AUTO, is_of_validation
 from rayfed.executors.worker import ClientContext
 from rayfed.federation.local import Local
+from rayfed.federation.noise_and_compression import ChannelStage
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.backbone import Backbone
 from rayfed.objective import LANGUAGE_MODELING, Objective
@@ -160,6 +163,60 @@ def _numbers(section: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]
             yield from _numbers(value, f"{where}.{key}")
         elif isinstance(value, int) and not isinstance(value, bool):
             yield f"{where}.{key}: {value}", value
+
+
+def check_stop(design: Design, goal: Objective, local: Local, has_clock: bool) -> None:
+    """Check the rule that ends the run early (`stop`) and that of the model that is kept (`checkpoint.best`).
+
+    Args:
+        goal: The task, with the name of its metric.
+        local: The client half of the method.
+        has_clock: Whether the experiment has a virtual clock.
+
+    Raises:
+        ConfigError: A rule has not what it looks at, chooses by test examples, or would tell about examples
+            that privacy protects.
+    """
+    stop, best = design.stop, design.checkpoint.best
+    if stop.virtual_seconds is not None and not has_clock:
+        raise ConfigError(
+            f"stop.virtual_seconds: {stop.virtual_seconds:g} needs the virtual clock; set "
+            f"faults.seconds_per_example, or leave it out"
+        )
+    if stop.target is not None and not is_of_validation(stop.metric) and better_values(stop.metric) is None:
+        raise ConfigError(
+            f"stop.metric: the name {stop.metric!r} does not say whether larger or smaller values are "
+            f"better; choose a score, such as {goal.metric}, or a loss"
+        )
+    if stop.patience is not None and not is_of_validation(stop.metric):
+        raise ConfigError(
+            f"stop.metric: {stop.metric!r} is of test examples, which must not choose the last round by "
+            f"stop.patience; choose val_{goal.metric} or val_loss"
+        )
+    if best is not None and not is_of_validation(best):
+        raise ConfigError(
+            f"checkpoint.best: {best!r} is not of validation examples; choose val_{goal.metric} or val_loss"
+        )
+    used = {"stop.metric": stop.metric} if stop.watches and is_of_validation(stop.metric) else {}
+    for key, column in (used | ({} if best is None else {"checkpoint.best": best})).items():
+        _check_validated(design, key, column, goal, local)
+
+
+def _check_validated(design: Design, key: str, column: str, goal: Objective, local: Local) -> None:
+    """Check that a rule finds its column of validation, and may look at it."""
+    whose = (VALIDATED, GLOBAL_VALIDATED) if local.deploys == "personal" else (VALIDATED,)
+    known = [AUTO, *(of + name for of in whose for name in (goal.metric, "loss"))]
+    if column not in known:
+        raise ConfigError(unknown(key, column, known))
+    if not design.evaluation.every:
+        raise ConfigError(f"{key}: {column} needs scored rounds, and evaluation.every is 0; set it to 1")
+    if not design.evaluation.validation:
+        raise ConfigError(f"{key}: {column} needs validation examples; set evaluation.validation=true")
+    if any(isinstance(stage, ChannelStage) and stage.noise for stage in design.channel):
+        raise ConfigError(
+            f"{key}: {column} is computed from validation examples of clients without noise, so that the "
+            f"round it chooses would tell about them, which epsilon does not count; leave it out, or channel"
+        )
 
 
 def check_scored(design: Design, context: ClientContext) -> None:

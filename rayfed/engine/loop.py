@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +25,7 @@ from rayfed.errors import (
     shown,
 )
 from rayfed.evaluation.metrics import Evaluation, Round, evaluation, of_deployed, summary
+from rayfed.evaluation.stopping import StopConfig, Stopping
 from rayfed.evaluation.test_sets import EvaluationSet, Pack, unseen_sets
 from rayfed.federation.client_tasks import (
     BY_CLASS,
@@ -185,6 +186,7 @@ class RoundPlan(Federation):
         capacity: Number of blocks each client can hold, by id; None: drawn anew in each round.
         packs: Small test sets that are scored in shared batches.
         privacy: Counts the privacy loss of the rounds; None: the experiment guarantees none.
+        stop: When the run ends before its last round.
         adapting: Clients that never train and are also scored after a few local steps; None: there are none.
         parts: Start values of the trained tensors of each kind, with which the final model is scored again;
             empty where the whole network is trained; None: it is not scored again.
@@ -208,6 +210,7 @@ class RoundPlan(Federation):
     capacity: Mapping[str, int] | None = None
     packs: tuple[Pack, ...] = ()
     privacy: Privacy | None = None
+    stop: StopConfig = field(default_factory=StopConfig)
     adapting: Adaptation | None = None
     parts: Mapping[str, Params] | None = None
     before: tuple[Row, ...] = ()
@@ -218,6 +221,7 @@ def run_rounds(
     executor: Executor,
     start: Params,
     state: ServerState | None = None,
+    before: Iterable[Row] = (),
 ) -> Iterator[Round]:
     """Run the rounds of an experiment, and yield each when it is finished.
 
@@ -225,10 +229,17 @@ def run_rounds(
         executor: Runs the calls of clients; it must hold the client stores that belong to `state`.
         start: Initial values of all tensors that are sent and trained.
         state: State of the server after an earlier round, to continue from; None: begin with the first round.
+        before: Rows of the rounds until then, which the rule `stop` looks at.
+
+    Raises:
+        ConfigError: The rule `stop` names a metric that a scored round has not.
     """
     first = 0 if state is None else state.round + 1
     state = state or experiment.server.start(as_made_here(start))
+    stopping = Stopping(experiment.stop, before)
     for r in range(first, experiment.rounds):
+        if stopping.reason:
+            return
         started = time.perf_counter()
         cohort = draw_cohort(experiment, executor, replace(state, round=r))
         cohort.ledger.transfers += experiment.before if r == 0 else ()
@@ -242,7 +253,8 @@ def run_rounds(
         state = close_round(experiment, state, cohort, after)
         state = with_fields_made_here(state, "params", "shared", "memory")  # as a checkpoint will have it
         trained = time.perf_counter()
-        scores = scores_of(experiment, cohort, state)
+        last = r + 1 == experiment.rounds or stopping.is_over(state.virtual_time)
+        scores = scores_of(experiment, cohort, state, last)
         row = {"round": r + 1, **headline(scores, experiment.local.deploys), **cohort.ledger.metrics}
         if experiment.rates:
             row["lr"] = experiment.rates[r]
@@ -258,7 +270,9 @@ def run_rounds(
             "seconds": time.perf_counter() - started,
             "seconds_training": trained - started,
         }
-        yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores)
+        stopping.add(row)
+        last = last or bool(stopping.reason)
+        yield Round(state=state, row=row, ledger=cohort.ledger, scores=scores, last=last)
 
 
 def checked_state(server: Server, state: Any) -> ServerState:
@@ -276,10 +290,14 @@ def checked_state(server: Server, state: Any) -> ServerState:
     )
 
 
-def scores_of(experiment: RoundPlan, cohort: Cohort, state: ServerState) -> dict[str, Evaluation]:
-    """Scores of the models of the server after a round, by name; empty: they are not due."""
+def scores_of(experiment: RoundPlan, cohort: Cohort, state: ServerState, last: bool) -> dict[str, Evaluation]:
+    """Scores of the models of the server after a round, by name; empty: they are not due.
+
+    Args:
+        last: Whether it is known that the run ends after the round.
+    """
     scores: dict[str, Evaluation] = {}
-    if is_due(experiment.evaluate_every, cohort.round, experiment.rounds):
+    if is_due(experiment.evaluate_every, cohort.round, last):
         scores["global"] = score_global(experiment, cohort, state)
         if experiment.adapting:
             goal = experiment.objective
@@ -377,15 +395,15 @@ def close_round(
     return replace(after, virtual_time=state.virtual_time + cohort.ledger.seconds)
 
 
-def is_due(every: int, round: int, rounds: int) -> bool:
+def is_due(every: int, round: int, last: bool) -> bool:
     """Whether an action of every `every`-th round and the last one is due in this round (0: never).
 
     Args:
         every: Distance between two such rounds.
         round: Round index, from 0.
-        rounds: Total number of rounds.
+        last: Whether it is the last one.
     """
-    return bool(every) and ((round + 1) % every == 0 or round + 1 == rounds)
+    return bool(every) and ((round + 1) % every == 0 or last)
 
 
 def draw_cohort(experiment: RoundPlan, executor: Executor, state: ServerState) -> Cohort:

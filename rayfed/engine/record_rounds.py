@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ClusterError, LostStoreError, NonFiniteError, StorageError
 from rayfed.evaluation.metrics import Evaluation, Round
 from rayfed.evaluation.nonfinite import COLUMN, NonFinite, events, find, sentence
+from rayfed.evaluation.stopping import BestRound, StopConfig
 from rayfed.executors.worker import Weights
 from rayfed.federation.cohort import Ledger
 from rayfed.federation.executor import CallTiming, Event, Executor, Kept, OnNonFinite
@@ -32,7 +33,7 @@ from rayfed.record.history import History
 from rayfed.record.trackers import NO_TRACKING, Tracking
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
-from rayfed.types import Params, Row
+from rayfed.types import Params, Row, ServerState
 from rayfed.user_files import without_nonfinite
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ class RecordSettings:
         domains: Domain of every client, by id.
         every: Save a checkpoint in every n-th round and in the last one; 0: only in the last one.
         keep: Number of checkpoints that are kept.
+        best: The column of validation by which the best round is found, whose model is kept; None: the last
+            round's is.
+        ties: Which of several best rounds it is.
         resume: Continue after the last checkpoint in the folder.
         tensorboard: Also write the rounds for TensorBoard.
         tracking: Trackers to which the rounds are also sent.
@@ -64,6 +68,8 @@ class RecordSettings:
     domains: Mapping[str, str]
     every: int = 1
     keep: int = 2
+    best: str | None = None
+    ties: Literal["first", "last"] = "first"
     resume: bool = False
     tensorboard: bool = True
     tracking: Tracking = NO_TRACKING
@@ -88,6 +94,8 @@ class RecordSettings:
             domains=setup.partition.table.domain_of,
             every=design.checkpoint.every,
             keep=design.checkpoint.keep,
+            best=design.checkpoint.best,
+            ties=design.evaluation.ties,
             resume=resume,
             tensorboard=design.tensorboard,
             tracking=Tracking.of(design.trackers, design.described),
@@ -203,23 +211,26 @@ def record_rounds(
     executor.on_event = note
     with folder.lock():
         resume = keeping.resume
-        every = keeping.every or experiment.rounds
         for _ in range(1 + MOST_RESTARTS):
             saved = checkpoints.load(start, folder.history.complete) if resume else None
             folder.begin(saved.state.round + 1 if saved else 0)
             restore(saved.stores if saved else keeping.stores, executor)
-            keeper = _Keeper(checkpoints, executor, keeping, folder.history)
+            before = _rows_before(experiment, keeping, folder.history)
+            best = None if keeping.best is None else BestRound(keeping.best, keeping.ties, before)
+            checkpoints.best = best.round if best else 0
+            keeper = _Keeper(checkpoints, executor, keeping, folder.history, best)
             state = saved.state if saved else None
             visits: list[CallTiming] = []
             executor.on_visit = visits.append
             try:
                 with _saved_early(keeper, folder):
-                    for done in run_rounds(experiment, executor, start, state):
+                    for done in run_rounds(experiment, executor, start, state, before):
                         with finishing():  # else a row could have no checkpoint
                             done, row = _record(done, keeper, folder, visits, experiment.clients, watch)
                             state = done.state
-                            keeper.finished(done, is_due(every, state.round, experiment.rounds))
+                            keeper.finished(done)
                         yield row
+                    state = keeper.back_to_best(start, state)
                     folder.write_without(
                         None if state is None else score_without(experiment, executor, state)
                     )
@@ -260,6 +271,12 @@ def _record(
         watch.round(done.row, done.ledger, done.scores, visits, executor.actors)
     visits.clear()
     return done, {**done.row, **slowest_visits, **({NONFINITE: sentence(nonfinite)} if nonfinite else {})}
+
+
+def _rows_before(experiment: RoundPlan, keeping: RecordSettings, history: History) -> list[Row]:
+    """Rows of the finished rounds, if they say when the run ends or which is the best one; else none."""
+    looks_back = experiment.stop != StopConfig() or keeping.best is not None
+    return [entry["row"] for entry in history.entries()] if looks_back else []
 
 
 @contextmanager
@@ -334,13 +351,33 @@ class _Keeper:
     executor: Executor
     keeping: RecordSettings
     history: History
+    best: BestRound | None = None
     unsaved: tuple[Round, dict[str, Kept]] | None = None
 
-    def finished(self, done: Round, due: bool) -> None:
+    def finished(self, done: Round) -> None:
         # References to the stores after this round; the next round replaces the stores.
         self.unsaved = done, self.executor.stores()
-        if due:
+        is_best = self.best is not None and self.best.add(done.row)
+        if is_best:
+            self.checkpoints.best = done.row["round"]
+        if is_best or done.last or is_due(self.keeping.every, done.state.round, last=done.last):
             self.save_last()
+
+    def back_to_best(self, start: Params, last: ServerState | None) -> ServerState | None:
+        """Go back to the state and the stores after the best round.
+
+        Args:
+            start: Initial tensors of the experiment.
+            last: State after the last round, which stays where it is the best one, or none is.
+
+        Raises:
+            ConfigError: The checkpoint of the best round cannot be used.
+        """
+        if self.best is None or not self.best.round or last is None or self.best.round == last.round + 1:
+            return last
+        saved = self.checkpoints.of_round(self.best.round, start)
+        restore(saved.stores, self.executor)
+        return saved.state
 
     def save_last(self) -> None:
         if self.unsaved is not None:

@@ -19,8 +19,8 @@ from rayfed.federation.local import Local
 from rayfed.federation.params import digest
 from rayfed.federation.server import Server
 from rayfed.federation.tensors_that_stay import STAYS, names_that_stay
-from rayfed.record.checkpoint import Checkpoints, from_file
-from rayfed.record.folder import TENSORS, how_to_go_on, rounds_on_disk
+from rayfed.record.checkpoint import Checkpoints, Saved, from_file
+from rayfed.record.folder import TENSORS, how_to_go_on
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.tuning.base import export
 from rayfed.types import Broadcast, Params, ServerState, Update
@@ -70,17 +70,30 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
         what = how_to_go_on(folder) if folder.is_dir() else "there is no such folder"
         raise ConfigError(f"evaluation.model_of: {trained!r} is not the folder of a finished run: {what}")
     _check_shapes(trained, RecordedRun(folder).tensors, setup.start, whole=True)
-    saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
-    rounds = rounds_on_disk(folder)
-    if saved is None or saved.state.round + 1 < rounds:
-        what = "no checkpoint" if saved is None else f"no checkpoint of its last round, {rounds}, to be read"
+    saved = final_state(folder, setup.start)
+    if saved is None:
         raise ConfigError(
-            f"evaluation.model_of: {trained!r} has {what}, which holds the final state of the server and of "
-            f"the clients; put back its folder checkpoints, or run it again with overwrite=true"
+            f"evaluation.model_of: {trained!r} has no checkpoint of the round of its final model, "
+            f"which holds the state of the server and of the clients; put back its folder checkpoints, or run "
+            f"it again with overwrite=true"
         )
     experiment = replace(setup.experiment, server=FinalModel(state=saved.state), parts=None)
     stores = _own_stores(trained, saved.stores, setup) if setup.context.stays else {}
     return replace(setup, experiment=experiment, start=dict(saved.state.params), stores=stores)
+
+
+def final_state(folder: Path, start: Params) -> Saved | None:
+    """The state of the server and the stores of the clients with the final model; None: they are not there.
+
+    Args:
+        folder: Folder of a finished run.
+        start: Initial tensors of its experiment, with whose names and shapes the checkpoint must agree.
+
+    Raises:
+        ConfigError: The checkpoint cannot be used.
+    """
+    checkpoints, number = Checkpoints(folder), RecordedRun(folder).final_round
+    return checkpoints.of_round(number, start) if checkpoints.has(number) else None
 
 
 @settings_restored()
@@ -98,7 +111,7 @@ def personal_params(folder: Path, client: str, setup: Setup) -> Params:
         ClientError: The method's `personalize` failed.
     """
     local = setup.experiment.local
-    saved = Checkpoints(folder).load(setup.start, lambda rounds: True)
+    saved = final_state(folder, setup.start)
     if saved is None:
         raise ConfigError(f"personal: {folder} has no checkpoint, which holds what the clients kept")
     file = saved.stores.get(client)

@@ -33,6 +33,7 @@ from rayfed.engine.check_design import (
     check_memory,
     check_micro_batch,
     check_scored,
+    check_stop,
     measurable,
     why_whole_batches,
 )
@@ -42,6 +43,7 @@ from rayfed.engine.loop import RoundPlan, adaptation_of
 from rayfed.engine.text_checks import check_logits, check_tokens
 from rayfed.engine.tried_loss import known_goal, tried_outputs
 from rayfed.errors import ConfigError, one_line
+from rayfed.evaluation.stopping import without_effect
 from rayfed.evaluation.test_sets import (
     DOMAIN_VALIDATION,
     Pack,
@@ -260,6 +262,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
     context, head = replace(context, objective=goal, train=train), head_of(bare, context.stays)
     check_head(design.head, head, design.names.tuning)
     model = model.without(names_that_stay(bare, context.stays)) if context.stays else model
+    check_stop(design, goal, parts.local, faults is not None and faults.has_clock)
     experiment = replace(_experiment(design, parts, partition, model), faults=faults, objective=goal)
     cost = count_cost(bare, context, experiment.capacity, experiment.depth)
     held = (experiment.capacity, experiment.depth, experiment.ranks, model.rank)
@@ -300,7 +303,7 @@ def prepare(design: Design, shared: Memo | None = None) -> Setup:
         dataset=dataset,
         group=group,
         head=head,
-        notes=(*_notes(context), *notes),
+        notes=(*_notes(context), *notes, *without_effect(design.stop)),
     )
 
 
@@ -700,6 +703,7 @@ def _experiment(design: Design, parts: Parts, partition: Partition, model: Model
         sampling_name=title(design.sampling),
         rates=tuple(design.train.rate(r, design.rounds) for r in range(design.rounds) if design.train.varies),
         evaluate_every=design.evaluation.every,
+        stop=design.stop,
         population=len(partition.table) - len(partition.unseen),
         personal=personal_sets(partition, scored, design.seed) if personal else (),
         validate=validation_sets(partition, validated, own, scored, design.seed),

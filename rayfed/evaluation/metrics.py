@@ -426,9 +426,11 @@ class Round:
         row: Its row in rounds.jsonl.
         ledger: Its traffic, metrics of clients and tables of the method.
         scores: Evaluations by model (`global`, `personal`); only of models that were scored.
+        last: Whether the run ends after it.
     """
 
     state: ServerState
     row: dict[str, Any]
     ledger: Ledger
     scores: dict[str, Evaluation] = field(default_factory=dict)
+    last: bool = False

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rayfed.config.schema import ProtocolName
     from rayfed.config.settings import CheckpointConfig, EvaluationConfig
     from rayfed.data.partition_config import PartitionConfig
+    from rayfed.engine.setup import Setup
+    from rayfed.evaluation.stopping import StopConfig
     from rayfed.executors.cluster_config import ClusterConfig
     from rayfed.executors.kinds.base import ExecutorKind
     from rayfed.experiment.runner import Runner
@@ -90,6 +92,7 @@ class Experiment:
         capacity: Any = None,
         faults: FaultsConfig | Section | None = None,
         failures: Policy | Section | None = None,
+        stop: StopConfig | Section | None = None,
         checkpoint: CheckpointConfig | Section | None = None,
         protocol: ProtocolName | None = None,
         experiment: str | None = None,
@@ -119,6 +122,7 @@ class Experiment:
             capacity: What a client can hold.
             faults: Keys of the section `faults`.
             failures: Keys of the section `failures`.
+            stop: Keys of the section `stop`, which ends the run before its last round.
             checkpoint: Keys of the section `checkpoint`.
             protocol: Several runs with one table.
             experiment: Settings of a paper, by name.
@@ -146,6 +150,7 @@ class Experiment:
             "capacity": capacity,
             "faults": faults,
             "failures": failures,
+            "stop": stop,
             "checkpoint": checkpoint,
             "protocol": protocol,
             "experiment": experiment,
@@ -155,6 +160,8 @@ class Experiment:
         self._given = {key: value for key, value in named.items() if value is not None} | others
         self._checked: Request | None = None
         self._texts: dict[str, str] = {}  # those of a command line, which the checked config has
+        self.last: Run | None = None
+        """The run of the last loop over the rounds, which may have been left early; None: there is none."""
 
     @classmethod
     def of(cls, config: Config) -> Experiment:
@@ -242,8 +249,8 @@ class Experiment:
         `method`, `seed`, and of a protocol `part`.
 
         Args:
-            output: Folder of the run, as of the command line; None: nothing is written where you look, and
-                what was recorded is removed with the `Run`.
+            output: Folder of the run, as of the command line; None: that of the experiment, if it has one;
+                otherwise nothing is written where you look, and what was recorded is removed with the `Run`.
             quiet: Show nothing; None: show the rounds in a notebook and on a terminal.
             overwrite: Replace an earlier run in `output`.
 
@@ -251,6 +258,7 @@ class Experiment:
             ConfigError: Something in the input is wrong; found before any actor starts.
             RayFedError: The run failed; its finished rounds are in the folder.
         """
+        output = self.given.get("output") if output is None else output
         own = {} if output is not None else {k: v for k, v in QUIETLY.items() if k not in self.given}
         kept = tempfile.TemporaryDirectory(prefix="rayfed-") if output is None else None
         folder = Path(kept.name) / "run" if kept is not None else Path(str(output)).expanduser()
@@ -273,24 +281,47 @@ class Experiment:
 
     @with_gradients
     def __iter__(self) -> Iterator[RoundRow]:
-        """Run the experiment, and yield the row of every round; leaving the loop ends the run."""
+        """Run the experiment, and yield the row of every round, with its model: `row.model()`.
+
+        A round begins when its row is asked for, so leaving the loop ends the run; `last` is then the run of
+        the finished rounds. It is in the folder `output`, if the experiment has one, and can be continued
+        there; otherwise its folder goes with the object.
+        """
         from rayfed.engine.session import launch
         from rayfed.experiment.plan import make_plan
-        from rayfed.experiment.single_run import begin
+        from rayfed.experiment.single_run import begin, report
         from rayfed.record import claim as folders
 
-        with tempfile.TemporaryDirectory(prefix="rayfed-") as folder:
-            path = Path(folder) / "run"
-            config = one_run(self.config(output=str(path), **QUIETLY), self.given)
-            setup = make_plan(config, path).setup
-            assert setup is not None  # it is one run
-            with folders.claim(path, folders.look(path)) as claim:
-                begin(config, setup, claim, lambda _: None, resume=False)
-                session = session_of(config)
+        given = self.given.get("output")
+        kept = tempfile.TemporaryDirectory(prefix="rayfed-") if given is None else None
+        path = Path(kept.name) / "run" if kept is not None else Path(str(given)).expanduser()
+        own = {} if kept is None else {k: v for k, v in QUIETLY.items() if k not in self.given}
+        config = one_run(self.config(output=str(path), **own), self.given)
+        setup = make_plan(config, path).setup
+        assert setup is not None  # it is one run
+        digest = ""
+        with folders.claim(path, folders.look(path, config.overwrite), config.overwrite) as claim:
+            begin(config, setup, claim, lambda _: None, resume=False)
+            session = session_of(config)
+            session.waits = True
+            try:
                 with launch(setup, path, claim=claim.token, session=session) as rows:
                     for row in rows:
+                        digest = str(row.get("sha256", digest))
                         if "round" in row:
-                            yield RoundRow(row)
+                            yield RoundRow(row, self._run_so_far(path, config, setup))
+                if kept is None:
+                    report(path, lambda _: None, config.figures)
+            finally:
+                so_far = self._run_so_far(path, config, setup)
+                self.last = _left(so_far, digest, kept) if so_far.recorded.rounds else None
+
+    @staticmethod
+    def _run_so_far(path: Path, config: Config, setup: Setup) -> Run:
+        """The run of the finished rounds, whose experiment is not prepared again for its model."""
+        run = Run(path, "", config)
+        run.__dict__["_setup"] = setup
+        return run
 
     @with_gradients
     def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
@@ -302,7 +333,8 @@ class Experiment:
         Raises:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
         """
-        from rayfed.config.config_changes import config_changes
+        from rayfed.config.config_changes import config_changes, is_about_the_end
+        from rayfed.experiment.go_on import check_goes_on
         from rayfed.record.claim import claim_again
         from rayfed.user_files import check_run_folder
 
@@ -311,13 +343,14 @@ class Experiment:
         with Shown(quiet) as hidden, claim_again(folder) as claim:
             config = replace(one_run(self.config(), self.given), output=str(folder), overwrite=False)
             before = to_dict_of(folder)
+            check_goes_on(config, folder)
             for key, old, new in config_changes(before, to_dict(config)):
                 if key == "rounds" and new < old:
                     raise ConfigError(
                         f"rounds: {new} is fewer than the {old} of the run in {folder}; give {old}, or more "
                         "to add rounds"
                     )
-                if key != "rounds":
+                if not is_about_the_end(key):
                     raise ConfigError(_differs(key, old, new, folder))
             return _runner(config, hidden).start(config, claim)
 
@@ -325,6 +358,20 @@ class Experiment:
         base = {} if self._checked is None else {"algorithm": self._checked.algorithm}
         given = ", ".join(f"{key}={_short(value)}" for key, value in (base | self._given).items())
         return f"Experiment({given})"
+
+
+def _left(run: Run, digest: str, kept: tempfile.TemporaryDirectory[str] | None) -> Run:
+    """The run of a loop.
+
+    Args:
+        digest: SHA-256 digest of the final tensors; empty: the loop was left before.
+        kept: Its temporary folder; None: it has one of a user.
+    """
+    from rayfed.federation.params import digest as digest_of
+
+    run.sha256 = digest or digest_of(run.params)
+    run._kept = kept
+    return run
 
 
 def one_run(config: Request, given: Mapping[str, Any]) -> Config:

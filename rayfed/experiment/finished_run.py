@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cached_property
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfed.errors import ConfigError, adding, unknown
-from rayfed.record.folder import LABELS
+from rayfed.record.folder import LABELS, TENSORS
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.user_objects import title
 
@@ -25,7 +24,38 @@ if TYPE_CHECKING:
 
 
 class RoundRow(dict[str, Any]):
-    """The row of one round; its columns are attributes, too: `round.accuracy`, `round.round`."""
+    """The row of one round; its columns are attributes, too: `row.accuracy`, `row.round`."""
+
+    def __init__(self, columns: Mapping[str, Any], run: Run | None = None) -> None:
+        """Describe a round. Args: run: the run so far, whose last round it is; None: it is gone."""
+        super().__init__(columns)
+        self.__dict__["_run"] = run
+
+    @property
+    def params(self) -> Params:
+        """The trained tensors after this round by global name; they are there until the next round begins.
+
+        Raises:
+            ConfigError: The next round has begun, or `checkpoint.every` leaves this one out.
+        """
+        run = self.__dict__["_run"]
+        if run is None:
+            raise ConfigError(
+                "this row is one of a table, and has no model; a row of an experiment's loop has one"
+            )
+        return params_after(run._folder, self["round"])
+
+    def model(self, *, merged: bool = False) -> nn.Module:
+        """The network with the values after this round, as `Run.model` gives that of a finished run.
+
+        Args:
+            merged: As of `Run.model`.
+
+        Raises:
+            ConfigError: As of `params` and of `Run.model`.
+        """
+        params = self.params  # which says where there is no run
+        return self.__dict__["_run"]._network(params, merged)
 
     def __getattr__(self, name: str) -> Any:
         """A column by its name."""
@@ -34,8 +64,32 @@ class RoundRow(dict[str, Any]):
         return self[name]
 
 
+def params_after(folder: Path, round: int) -> Params:
+    """The trained tensors after a round of a run, from its checkpoint, by global name.
+
+    Args:
+        folder: Folder of the run.
+        round: Number of the round, from 1.
+
+    Raises:
+        ConfigError: There is no checkpoint of the round that can be read.
+    """
+    from rayfed.record.checkpoint import trained_tensors
+    from rayfed.record.readers import DamagedError
+
+    try:
+        return trained_tensors(folder, round)
+    except DamagedError as err:
+        raise ConfigError(
+            f"round {round}: its model is not there ({err}); ask for it before the next round begins, and leave "
+            f"checkpoint.every at 1"
+        ) from err
+
+
 class Run:
-    """A finished run, read from its folder.
+    """A run that has ended, read from its folder.
+
+    That of a loop that was left early (`Experiment.last`) has the model of its last finished round.
 
     Metrics of the last round in which models were scored are attributes, too: `run.accuracy`.
 
@@ -152,7 +206,9 @@ class Run:
     @property
     def params(self) -> Params:
         """The final trainable tensors by global name."""
-        return self.recorded.tensors
+        if (self._folder / TENSORS).exists():
+            return self.recorded.tensors
+        return params_after(self._folder, self.recorded.final_round)
 
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
@@ -198,8 +254,8 @@ class Run:
         Raises:
             ConfigError: The tuning of the run has none that PEFT could read.
         """
-        files = sorted((self._folder / "model").glob("adapter_*"))
-        if not files:
+        files = self._files_of_model()
+        if not any(name.startswith("adapter_") for name in files):
             from rayfed.report.report_md import why_no_adapter
 
             why = f": {reason}" if (reason := why_no_adapter(self.recorded)) else ""
@@ -209,9 +265,21 @@ class Run:
             )
         target = Path(path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        for file in (*files, *(self._folder / "model").glob(LABELS)):
-            shutil.copyfile(file, target / file.name)
+        for name, data in files.items():
+            (target / name).write_bytes(data)
         return target
+
+    def _files_of_model(self) -> Mapping[str, bytes]:
+        """Contents of the files in the format of another library, and of the names of classes, by name."""
+        from rayfed.engine.record_rounds import RecordSettings
+
+        if (self._folder / TENSORS).exists():
+            files = (self._folder / "model").glob("*")
+            return {
+                f.name: f.read_bytes() for f in files if f.name.startswith("adapter_") or f.name == LABELS
+            }
+        make = RecordSettings.of(self._setup, self._folder, resume=False).files
+        return {} if make is None else make(self.params)
 
     def plot(self) -> Any:
         """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""

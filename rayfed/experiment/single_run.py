@@ -281,7 +281,7 @@ def run_alone(
     path = claim.path
     if (trained := config.evaluation.model_of) is not None:
         setup = score_model_of(trained, setup)
-    digest = digest_if_finished(path, config.rounds) if resume else ""
+    digest = digest_if_finished(path, config.rounds, config.stop) if resume else ""
     if digest:
         check_continuable(config, setup, path)
         claim.take_over()

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed.config.config_changes import changes, config_changes
+from rayfed.config.config_changes import changes, config_changes, is_about_the_end
 from rayfed.errors import ConfigError
 from rayfed.federation.executor import Executor, Kept
 from rayfed.record.atomic_files import remove_file, write_bytes, write_text
@@ -87,7 +87,7 @@ class RunInputs:
         advice = "put it back or start a new run"
         now = json.loads(json.dumps(self.config))  # with the key types that JSON has
         for key, old, new in config_changes(facts["config"], now):
-            if key != "rounds" or _depends_on_rounds(now):  # a continued run may have more rounds
+            if not is_about_the_end(key) or (key == "rounds" and _depends_on_rounds(now)):
                 raise ConfigError(f"{key} in config.yaml was {old!r} {where} and is {new!r} now; {advice}")
         for key, old, _ in changes(facts["data"], self.data):
             if old is None and key.endswith(SOURCE):  # a run of a version that did not write it
@@ -130,7 +130,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         if changed:
             what = WHAT.get(changed[0], changed[0])
             raise DamagedError(f"{FACTS}: {what} was changed")
-        if path.name != f"round-{facts['round']:06d}":
+        if path.name != _name_of(facts["round"]):
             raise DamagedError(f"{FACTS} belongs to round {facts['round']}")
     return facts
 
@@ -265,6 +265,8 @@ class Checkpoints:
             str, tuple[int, str]
         ] = {}  # by client: serial number and file of the last saved store
         self._held: dict[Path, set[str]] | None = None  # store files of every checkpoint
+        self.best = 0
+        """Number of a round whose checkpoint is kept besides the newest ones; 0: none is."""
 
     def save(
         self,
@@ -300,7 +302,7 @@ class Checkpoints:
             "config": self._basis.config,
             "data": self._basis.data,
         }
-        final = self.path / f"round-{state.round + 1:06d}"
+        final = self.path / _name_of(state.round + 1)
         remove_file(final / FACTS)  # without this file the folder does not count as a checkpoint
         write_bytes(final / STATE, data)
         write_text(final / FACTS, json.dumps({**facts, "seals": seals(facts)}))
@@ -335,6 +337,28 @@ class Checkpoints:
                 f"what was changed, or start the run again with overwrite=true"
             )
         return None
+
+    def has(self, round: int) -> bool:
+        """Whether there is a checkpoint of a round, which may be damaged. Args: round: its number, from 1."""
+        return os.path.lexists(self.path / _name_of(round) / FACTS)
+
+    def of_round(self, round: int, start: Params) -> Saved:
+        """The checkpoint of one round.
+
+        Args:
+            round: Its number, from 1.
+            start: As of `load`.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+        try:
+            return _read(self.path / _name_of(round), start)
+        except DamagedError as err:
+            raise ConfigError(
+                f"{self.path / _name_of(round)}: the checkpoint with the final model cannot be used ({err}); put "
+                f"back what was changed, or start the run again with overwrite=true"
+            ) from err
 
     def check_continuable(self, rounds: int) -> None:
         """Check, before anything starts, that the run can be continued from its checkpoints.
@@ -373,7 +397,8 @@ class Checkpoints:
 
     def _prune(self) -> None:
         assert self._held is not None
-        old = sorted(self._held)[: -self._keep]
+        best = _name_of(self.best)
+        old = [path for path in sorted(self._held)[: -self._keep] if path.name != best]
         gone = set().union(*(self._held.pop(path) for path in old))
         for path in old:
             for name in (FACTS, STATE):
@@ -392,6 +417,11 @@ class Checkpoints:
         return (p for p in folders if os.path.lexists(p / FACTS))
 
 
+def _name_of(round: int) -> str:
+    """Name of the folder of a checkpoint. Args: round: number of the round, from 1."""
+    return f"round-{round:06d}"
+
+
 def _store_file(folder: Path, name: str) -> Path:
     return folder / "stores" / f"{name}.safetensors"
 
@@ -402,6 +432,25 @@ def _stores(path: Path) -> dict[str, str]:
         return _checked_stores(read_facts(path))
     except DamagedError:
         return {}
+
+
+def trained_tensors(run: Path, round: int) -> Params:
+    """The tensors that the server had after a round, by global name.
+
+    Args:
+        run: Folder of the run.
+        round: Number of the round, from 1.
+
+    Raises:
+        DamagedError: There is no checkpoint of the round, or its files were changed.
+    """
+    path = run / CHECKPOINTS / _name_of(round)
+    if not path.exists():
+        raise DamagedError(f"{path.name}: there is no such checkpoint")
+    facts = read_facts(path)
+    with reading(path):
+        _check_content(path / STATE, facts["state"])
+        return dict(ServerState(**from_file(path / STATE)).params)
 
 
 def _read(path: Path, start: Params) -> Saved:
@@ -417,7 +466,7 @@ def _read(path: Path, start: Params) -> Saved:
             _check_content(_store_file(path.parent, name), name)
         _check_content(path / STATE, facts["state"])
         state = ServerState(**from_file(path / STATE))
-        if path.name != f"round-{state.round + 1:06d}":
+        if path.name != _name_of(state.round + 1):
             raise DamagedError(f"{STATE} belongs to round {state.round + 1}")
         _check_params(state.params, start)
         History(path.parent.parent).check_unchanged(state.round + 1, facts.get("history", ""))

@@ -16,6 +16,7 @@ from typing import Any
 
 from rayfed.errors import ConfigError, StoppedError, StorageError
 from rayfed.evaluation.metrics import Round
+from rayfed.evaluation.stopping import StopConfig, Stopping, rule_of
 from rayfed.federation.executor import Event
 from rayfed.federation.params import digest
 from rayfed.record.atomic_files import (
@@ -87,8 +88,12 @@ LABELS = "labels.json"
 EVENTS = "events.jsonl"
 
 
-def digest_if_finished(path: Path, rounds: int) -> str:
+def digest_if_finished(path: Path, rounds: int, stop: StopConfig | None = None) -> str:
     """SHA-256 digest of the final tensors of a run that has all its rounds; empty for any other folder.
+
+    Args:
+        rounds: Number of planned rounds.
+        stop: The rule that may end it before; None: that of the config in the folder.
 
     Raises:
         ConfigError: The run has its final tensors, but these, or rounds.jsonl without a checkpoint from which
@@ -100,9 +105,17 @@ def digest_if_finished(path: Path, rounds: int) -> str:
         if (path / TENSORS).exists() and not has_checkpoint(path):
             raise
         return ""  # rounds.jsonl is written again from the history
-    if not rows or rows[-1]["round"] < rounds or not (path / TENSORS).exists():
+    if not rows or not (path / TENSORS).exists():
+        return ""
+    rule = rule_of(_config_of(path)) if stop is None else stop
+    if rows[-1]["round"] < rounds and not Stopping(rule, rows).reason:
         return ""
     return digest(read_tensors(path / TENSORS))
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    """The config in a folder as plain containers; empty where there is none."""
+    return read_yaml(path / "config.yaml") if (path / "config.yaml").exists() else {}
 
 
 def rounds_on_disk(path: Path) -> int:

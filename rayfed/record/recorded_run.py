@@ -26,6 +26,7 @@ from rayfed.columns import (
     metric_of_scores,
 )
 from rayfed.data.partition.manifest import META
+from rayfed.evaluation.stopping import BestRound, Stopping, rule_of
 from rayfed.objective import SEGMENTATION
 from rayfed.record.folder import EVENTS, TENSORS, digest_if_finished
 from rayfed.record.history import History
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
     from rayfed.types import Params, Row
 
 
-Rule: TypeAlias = Literal["last", "validation"]
-"""A rule for the reported round: the last evaluated one, or the one with the best validation score."""
+Rule: TypeAlias = Literal["final", "last", "validation"]
+"""A rule for the reported round: that of the final model, which is the best one by `checkpoint.best` where that
+is set; the last evaluated one; or the one with the best validation score of the global model."""
 
 Ties: TypeAlias = Literal["first", "last"]
 """The round that counts among those with the best validation score."""
@@ -130,7 +132,7 @@ class RecordedRun:
         rule: Which round is reported.
     """
 
-    def __init__(self, path: Path, rule: Rule = "last") -> None:
+    def __init__(self, path: Path, rule: Rule = "final") -> None:
         """Describe the run in a folder, of which nothing has to exist yet."""
         self.path = path
         self.rule = rule
@@ -140,7 +142,7 @@ class RecordedRun:
         self._frames: dict[tuple[str, ...], pd.DataFrame] = {}
 
     @classmethod
-    def opened(cls, path: Path, rule: Rule = "last") -> RecordedRun:
+    def opened(cls, path: Path, rule: Rule = "final") -> RecordedRun:
         """The run in a folder, which has begun.
 
         Raises:
@@ -256,7 +258,34 @@ class RecordedRun:
 
     def reported_by(self, rule: Rule) -> Row:
         """The row that another rule would report."""
+        if rule == "final":
+            return self.best or reported_round(self.rounds, "last", self.ties)
         return reported_round(self.rounds, rule, self.ties)
+
+    @property
+    def best_by(self) -> str | None:
+        """The column by which the best round is found, whose model is the final one; None: the last one's is."""
+        best = self.config.get("checkpoint", {}).get("best")
+        return None if best is None else str(best)
+
+    @cached_property
+    def best(self) -> Row:
+        """The row of the best round by `checkpoint.best`; empty where that is not set, or no round has it."""
+        if self.best_by is None:
+            return {}
+        number = BestRound(self.best_by, self.ties, self.rounds).round
+        return self.rounds[number - 1] if number else {}
+
+    @property
+    def final_round(self) -> int:
+        """Number of the round after which the model was the final one; 0: none is finished."""
+        last = self.rounds[-1]["round"] if self.rounds else 0
+        return int(self.best.get("round", last))
+
+    @cached_property
+    def ended(self) -> Stopping:
+        """The rule `stop`, which has seen all finished rounds."""
+        return Stopping(rule_of(self.config), self.rounds)
 
     @property
     def by_validation(self) -> bool:
@@ -265,8 +294,13 @@ class RecordedRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all rounds are finished and the final tensors are written."""
-        return len(self.rounds) >= self.planned and (self.path / TENSORS).exists()
+        """Whether the last round is finished and the final tensors are written."""
+        return self.has_all_rounds and (self.path / TENSORS).exists()
+
+    @property
+    def has_all_rounds(self) -> bool:
+        """Whether the last round is finished: as many as planned, or that after which `stop` ends the run."""
+        return len(self.rounds) >= self.planned or bool(self.ended.reason)
 
     @property
     def metric(self) -> str:
@@ -306,10 +340,10 @@ class RecordedRun:
         Returns:
             By kind, `adapters` or `head`, with `clients`, `domains` and `by_domain`
             (`rayfed.engine.loop.score_without`); None where the model was not scored in this way, or the
-            round is not the last one.
+            final model is that of another round.
         """
         path = self.path / WITHOUT
-        if not row or not path.exists() or row["round"] != self.rounds[-1]["round"]:
+        if not row or not path.exists() or row["round"] != self.final_round:
             return None
         return {kind: found for kind, found in self._without.items() if kind in ("adapters", "head")}
 
@@ -585,7 +619,7 @@ class RecordedRun:
     def digest(self) -> str:
         """SHA-256 digest of the final tensors; empty where they are missing."""
         with suppress(DamagedError):
-            return digest_if_finished(self.path, 1) if len(self.rounds) >= self.planned else ""
+            return digest_if_finished(self.path, 1) if self.has_all_rounds else ""
         return ""
 
 

@@ -24,9 +24,11 @@ from rayfed.config.variants import differing_values, trained_otherwise
 from rayfed.record.recorded_run import MODELS, RecordedRun
 from rayfed.report.final_table import (
     KINDS,
+    LAST_ROUND,
     adapter_note,
     cell_without,
     cut_notes,
+    end_notes,
     fault_notes,
     final_scores,
     final_table,
@@ -76,7 +78,7 @@ def table_of_methods(runs: Sequence[RecordedRun]) -> Table:
         *sample,
         *filter(None, (tunings, differing_values({each["algorithm"]: each for each in configs}))),
         *cut_notes(runs),
-        *head_notes(runs),
+        *head_notes(runs, "" if any(run.best for run in runs) else LAST_ROUND),
         *own_tensors(configs),
     )
     notes = (*notes, *(f"{run.method}: {note}" for run in runs for note in _notes(run)))
@@ -132,7 +134,8 @@ def _scores(run: RecordedRun) -> list[Mapping[str, Any]]:
 
 def _notes(run: RecordedRun) -> Iterator[str]:
     """Notes on rounds that are left, on missing clients, and on values that are not finite."""
-    if len(run.rounds) < run.planned:
+    yield from end_notes(run)
+    if not run.has_all_rounds:
         yield f"{len(run.rounds)} of {run.planned} rounds are finished"
     if not run.reported:
         yield from unevaluated_note(run.config, len(run.rounds))

@@ -34,6 +34,7 @@ from rayfed.columns import (
 )
 from rayfed.evaluation.metrics import PERPLEXITY, perplexity, spread
 from rayfed.evaluation.nonfinite import COLUMN
+from rayfed.evaluation.stopping import column_in
 from rayfed.federation.privacy_accountant import AUTO_DELTA
 from rayfed.objective import LanguageModeling
 from rayfed.record.recorded_run import MODELS, NO_CLIENT, NOBODY, RecordedRun
@@ -90,6 +91,23 @@ def own_tensors(configs: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     keeping = dict.fromkeys(str(own["algorithm"]) for own in configs if own.get("local", {}).get("stays"))
     what = "clients are scored with the tensors that stay at them, all else with initial values of these"
     return (f"{', '.join(keeping)}: {what}",) if keeping else ()
+
+
+def reporting_rule(run: RecordedRun) -> str:
+    """The rule of the reported round of a run, such as `the last evaluated one`."""
+    if run.by_validation:
+        return f"the {run.ties} with the best validation score"
+    if run.best:
+        return f"the {run.ties} with the best {column_in(run.best, str(run.best_by))}, whose model is the final one"
+    return "the last evaluated one"
+
+
+def end_notes(run: RecordedRun) -> Iterator[str]:
+    """Notes on a run whose reported round is not the last one, or that a rule ended before its last round."""
+    if run.best and not run.by_validation:
+        yield f"reported: round {run.best['round']}, {reporting_rule(run)} (checkpoint.best)"
+    if run.ended.reason:
+        yield f"the run ended after round {run.ended.round} of {run.planned}: {run.ended.reason}"
 
 
 LAST_ROUND = "scored: the last evaluated round"
@@ -199,10 +217,12 @@ def final_table(run: RecordedRun) -> Table:
     title += f"round {row['round']}" if row else "not evaluated"
     models = [m for m in MODELS if any(s["model"] == m for s in now)]
     by_clients = config["evaluation"].get("table") == "clients"
-    others = () if by_clients else (*selection_notes(history),)
+    ends = (*end_notes(run),)
+    others = () if by_clients or run.best else (*selection_notes(history),)
     about = (
         *cut_notes([run]),
-        *head_notes([run], "" if others else LAST_ROUND),  # they say which round is reported
+        *ends,
+        *head_notes([run], "" if others or run.best else LAST_ROUND),  # they say which round is reported
         *own_tensors([config]),
         *notes_without(run),
         *cost_notes(history),

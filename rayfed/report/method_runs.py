@@ -45,7 +45,7 @@ class MethodRuns:
                 if (method, part) in self.folders:
                     yield part, method, self.folders[method, part]
 
-    def recorded(self, rule: Rule = "last") -> Iterator[tuple[str, str, RecordedRun]]:
+    def recorded(self, rule: Rule = "final") -> Iterator[tuple[str, str, RecordedRun]]:
         """Part, method and records of each run, part by part; `rule` says which round of it is reported."""
         for part, method, folder in self.each():
             yield part, method, RecordedRun(folder, rule)

@@ -307,7 +307,7 @@ class Study:
 
     def _note(self, manifest: Manifest) -> None:
         """Put into the manifest what it has besides cells."""
-        manifest.score, manifest.reported = self._score, self._reported or "last"
+        manifest.score, manifest.reported = self._score, self._reported or "final"
         if manifest.margin != self._margin and any(entry.sha256 for entry in manifest.entries.values()):
             changed = f"{self._margin} instead of {manifest.margin}"
             log.warning("margin: %s, with which cells were finished; verdicts follow the new one", changed)
@@ -374,7 +374,7 @@ class Study:
         rows = []
         for key, run in self.finished.items():
             at = dict(zip(self.names, key, strict=True))
-            row = run.recorded.reported_by(self._reported or "last")
+            row = run.recorded.reported_by(self._reported or "final")
             results = {name: value for name, value in row.items() if is_result(name)}
             rows.append(at | {f"{n}_reported" if n in at else n: value for n, value in results.items()})
         return pd.DataFrame(rows, columns=None if rows else list(self.names))

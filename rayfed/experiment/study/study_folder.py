@@ -72,7 +72,7 @@ class Manifest:
     names: tuple[str, ...]
     entries: dict[Key, ManifestEntry] = field(default_factory=dict)
     score: str | None = None
-    reported: Rule = "last"
+    reported: Rule = "final"
     protocol: str = ""
     search: dict[str, Any] | None = None
     margin: float | None = None

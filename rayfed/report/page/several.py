@@ -229,7 +229,7 @@ def _study(path: Path) -> FolderContent:
     members = []
     with reading(path / STUDY):
         cells = [(str(c["label"]), c["coordinates"], path / c["folder"]) for c in tree["cells"]]
-        rule: Rule = "validation" if tree["reported"] == "validation" else "last"
+        rule: Rule = "validation" if tree["reported"] == "validation" else "final"
         protocol = PROTOCOLS.get(tree["protocol"])
         margin = None if tree.get("margin") is None else float(tree["margin"])
     begun = [each for each in cells if (each[2] / ROWS).exists()]
@@ -333,7 +333,7 @@ def _reproduction(path: Path) -> FolderContent:
             if (path / folder / "config.yaml").exists():
                 held_out = PROTOCOLS["leave_one_out"].setting.format(name=part) if part else ""
                 words = ", ".join(filter(None, (setting, held_out)))
-                run = RecordedRun.opened(path / folder, "validation" if part else "last")
+                run = RecordedRun.opened(path / folder, "validation" if part else "final")
                 members.append(Member(run=run, method=row, setting=words))
     if not members:
         raise ConfigError(f"{path}: none of the table's runs has begun; there is nothing to report yet")
@@ -496,7 +496,7 @@ def methods(groups: Groups) -> dict[str, list[Member]]:
 
 
 def _is_finished(member: Member) -> bool:
-    return len(member.run.rounds) >= member.run.planned
+    return member.run.has_all_rounds
 
 
 def mean_of(of: Callable[[Member], float | None], group: Sequence[Member]) -> float | None:

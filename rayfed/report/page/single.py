@@ -48,6 +48,7 @@ from rayfed.report.final_table import (
     level_in_words,
     own_tensors,
     privacy_notes,
+    reporting_rule,
     selection_notes,
     total_cost,
     total_steps,
@@ -130,16 +131,18 @@ def _rules(run: RecordedRun) -> list[str]:
     """The reported round, and the events of the run."""
     if not run.reported:
         return ["No round was evaluated yet."]
-    rule = f"the {run.ties} with the best validation score" if run.by_validation else "the last evaluated one"
+    rule = reporting_rule(run)
     whose = "the clients' own models" if run.deployed == "personal" else "the global model"
     rules = [f"Reported is the {run.metric} of {whose} after round {run.reported['round']}, {rule}."]
     rules += [note[0].upper() + note[1:] + "." for note in head_notes([run], rule="")]
     rules += [f"{note}." for note in own_tensors([run.config])]
-    others = () if run.by_validation else selection_notes(run.rounds)
+    others = () if run.by_validation or run.best else selection_notes(run.rounds)
     rules += [f"Other rules: {note.partition('; ')[2]}." for note in others]
     notes = (*privacy_notes(run.config, run.rounds), *fault_notes(run.rounds))
     rules += [note[0].upper() + note[1:] + "." for note in notes]
-    if len(run.rounds) < run.planned:
+    if run.ended.reason:
+        rules.append(f"The run ended after round {run.ended.round} of {run.planned}: {run.ended.reason}.")
+    if not run.has_all_rounds:
         rules.append(f"The run is not finished: {len(run.rounds)} of {run.planned} rounds.")
     if run.digest:
         rules.append(f"SHA-256 digest of the final tensors: {run.digest}.")

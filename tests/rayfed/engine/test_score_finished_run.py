@@ -160,10 +160,12 @@ def test_own_tensors_that_are_lost_or_of_another_model_are_one_line(whole, folde
         score_model_of(str(folder / "fedavg-base-seed0"), other)
     stores = sorted((folder / "fedavg-base-seed0" / "checkpoints" / "stores").iterdir())
     stores[0].unlink()
-    with pytest.raises(ConfigError, match=r"none of 1 checkpoints can be used .*put back what"):
+    with pytest.raises(
+        ConfigError, match=r"the checkpoint with the final model cannot be used .*put back what"
+    ):
         score_model_of(str(folder / "fedavg-base-seed0"), setup)
     shutil.rmtree(folder / "fedavg-base-seed0" / "checkpoints")
-    with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint, which holds"):
+    with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint of the round of"):
         score_model_of(str(folder / "fedavg-base-seed0"), setup)
 
 
@@ -171,7 +173,7 @@ def test_an_older_checkpoint_is_not_taken_for_the_last_one(small):
     trained = small(*CLIP, *FEW[:2], "rounds=2")
     (trained.path / "checkpoints" / "round-000002" / "state.safetensors").unlink()
     setup = prepared(replace(load_run(trained.path), rounds=1))
-    with pytest.raises(ConfigError, match=r"^evaluation\.model_of: .* has no checkpoint of its last round"):
+    with pytest.raises(ConfigError, match=r"the checkpoint with the final model cannot be used"):
         score_model_of(str(trained.path), setup)
 
 
