@@ -98,8 +98,8 @@ def _check_stop(config: Config) -> None:
     """
     if config.stop != StopConfig():
         raise ConfigError(
-            "stop: a sweep compares its trials round by round; leave stop out, use scheduler=asha, and stop the "
-            "run of the best trial: rayfed.run --config <sweep>/best.yaml stop.patience=3"
+            "stop: a sweep compares its trials round by round; leave stop out, use scheduler=asha, and stop "
+            "the run of the best trial: rayfed.run --config <sweep>/best.yaml stop.patience=3"
         )
 
 

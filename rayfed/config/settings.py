@@ -67,14 +67,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The section `checkpoint`: from what a run is continued, and the round whose model is kept.
+    """The section `checkpoint`: from what a run is continued, and which round is kept.
 
     Attributes:
         every: Write a checkpoint after every n-th round and after the last one; 0: only after the last one.
         keep: Number of checkpoints that are kept.
         best: The column of validation, such as `val_accuracy` or `val_loss`, whose best round is reported and
-            gives the final tensors, also those that clients keep; auto: the metric of the task. None: the last
-            round is and does.
+            gives the final tensors, those that clients keep included; auto: the metric of the task. None:
+            the last round is and does.
     """
 
     every: Annotated[int, Ge(0)] = 1

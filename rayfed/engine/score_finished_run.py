@@ -74,8 +74,8 @@ def score_model_of(trained: str, setup: Setup) -> Setup:
     if saved is None:
         raise ConfigError(
             f"evaluation.model_of: {trained!r} has no checkpoint of the round of its final model, "
-            f"which holds the state of the server and of the clients; put back its folder checkpoints, or run "
-            f"it again with overwrite=true"
+            f"which holds the state of the server and of the clients; put back its folder checkpoints, or "
+            f"run it again with overwrite=true"
         )
     experiment = replace(setup.experiment, server=FinalModel(state=saved.state), parts=None)
     stores = _own_stores(trained, saved.stores, setup) if setup.context.stays else {}

@@ -40,9 +40,7 @@ class RoundRow(dict[str, Any]):
         """
         run = self.__dict__["_run"]
         if run is None:
-            raise ConfigError(
-                "this row is one of a table, and has no model; a row of an experiment's loop has one"
-            )
+            raise ConfigError("this row has no model; a row of a loop over an experiment has one")
         return params_after(run._folder, self["round"])
 
     def model(self, *, merged: bool = False) -> nn.Module:
@@ -81,8 +79,8 @@ def params_after(folder: Path, round: int) -> Params:
         return trained_tensors(folder, round)
     except DamagedError as err:
         raise ConfigError(
-            f"round {round}: its model is not there ({err}); ask for it before the next round begins, and leave "
-            f"checkpoint.every at 1"
+            f"round {round}: its model is not there ({err}); ask for it before the next round begins, and "
+            f"leave checkpoint.every at 1"
         ) from err
 
 

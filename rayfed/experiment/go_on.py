@@ -27,6 +27,6 @@ def check_goes_on(config: Config, path: Path) -> None:
         ended = Stopping(config.stop, rows)
         if ended.reason and ended.round < len(rows):
             raise ConfigError(
-                f"stop: {ended.reason}, after round {ended.round}, and {path} has {len(rows)} rounds; a run ends "
-                f"with the rule it began with, or later: start a new run"
+                f"stop: {ended.reason}, after round {ended.round}, and {path} has {len(rows)} rounds; a run "
+                f"ends with the rule it began with, or later: start a new run"
             )

@@ -356,8 +356,8 @@ class Checkpoints:
             return _read(self.path / _name_of(round), start)
         except DamagedError as err:
             raise ConfigError(
-                f"{self.path / _name_of(round)}: the checkpoint with the final model cannot be used ({err}); put "
-                f"back what was changed, or start the run again with overwrite=true"
+                f"{self.path / _name_of(round)}: the checkpoint with the final model cannot be used ({err}); "
+                f"put back what was changed, or start the run again with overwrite=true"
             ) from err
 
     def check_continuable(self, rounds: int) -> None:

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 
 Rule: TypeAlias = Literal["final", "last", "validation"]
-"""A rule for the reported round: that of the final model, which is the best one by `checkpoint.best` where that
-is set; the last evaluated one; or the one with the best validation score of the global model."""
+"""A rule for the reported round: that of the final model, which is the best one by `checkpoint.best` where
+that is set; the last evaluated one; or the one with the best validation score of the global model."""
 
 Ties: TypeAlias = Literal["first", "last"]
 """The round that counts among those with the best validation score."""
@@ -264,7 +264,7 @@ class RecordedRun:
 
     @property
     def best_by(self) -> str | None:
-        """The column by which the best round is found, whose model is the final one; None: the last one's is."""
+        """The column by which the best round is found, whose model is the final one; None: none is."""
         best = self.config.get("checkpoint", {}).get("best")
         return None if best is None else str(best)
 

@@ -98,7 +98,8 @@ def reporting_rule(run: RecordedRun) -> str:
     if run.by_validation:
         return f"the {run.ties} with the best validation score"
     if run.best:
-        return f"the {run.ties} with the best {column_in(run.best, str(run.best_by))}, whose model is the final one"
+        column = column_in(run.best, str(run.best_by))
+        return f"the {run.ties} with the best {column}, whose model is the final one"
     return "the last evaluated one"
 
 

@@ -202,7 +202,7 @@ def test_a_killed_command_with_several_runs_goes_on_to_the_same_bytes(several, c
     [
         (["train.lr=0.5"], "train.lr: 0.5 would change the result"),
         (["seed=3"], "seed: 3 would change"),
-        (["cluster.threads=2"], "and rounds, but not cluster.threads"),
+        (["cluster.threads=2"], "rounds and stop, but not cluster.threads"),
         (["algorithm=fedprox"], "would change the result"),
         (["rounds=1"], "rounds: 1 is fewer than the 2"),
         (["rounds=+x"], "rounds: '+x' is not a number"),

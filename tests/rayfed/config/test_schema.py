@@ -106,7 +106,7 @@ SURFACE = (
     ),
     *("clients_per_round", "sampling", "channel", "privacy", "capacity"),
     *("faults", "deterministic"),
-    *("checkpoint", "failures", "on_nonfinite", "tensorboard", "figures", "report", "trackers"),
+    *("stop", "checkpoint", "failures", "on_nonfinite", "tensorboard", "figures", "report", "trackers"),
     *("output", "overwrite"),
 )
 

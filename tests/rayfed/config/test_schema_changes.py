@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 from dataclasses import fields
 
-from rayfed.config.config_changes import BINDING, HARMLESS, OF_A_COMMAND, changes, config_changes
+from rayfed.config.config_changes import BINDING, ENDING, HARMLESS, OF_A_COMMAND, changes, config_changes
 from rayfed.config.schema import Config, Request, load_config, to_dict
 from tests.conftest import ROOT
 
@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 def test_the_page_names_the_keys_that_may_change():
     page = (ROOT / "docs" / "recovery.md").read_text()
     (item,) = re.findall(r"^- Keys that would change the result.*?(?=^- )", page, re.DOTALL | re.MULTILINE)
-    assert sorted(re.findall("`(.+?)`", item)) == sorted([*HARMLESS, *BINDING, "rounds"])
+    assert sorted(re.findall("`(.+?)`", item)) == sorted([*HARMLESS, *BINDING, *ENDING])
 
 
 def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default():

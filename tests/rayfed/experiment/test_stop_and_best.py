@@ -9,6 +9,7 @@ from torch import nn
 
 import rayfed
 from rayfed.errors import ConfigError
+from rayfed.experiment.experiment import end_session
 from rayfed.record.checkpoint import Checkpoints, from_file
 from rayfed.report.final_table import final_table
 from rayfed.report.page.render import write_report
@@ -218,7 +219,7 @@ def test_the_command_stops_and_goes_on(tmp_path, capsys):
 
 
 def test_the_model_is_in_the_loop(whole):
-    experiment = own()
+    experiment, rows = own(), []
     x = torch.from_numpy(clients()["c 0"][0])
     for row in experiment:
         wanted = net().eval()
@@ -227,7 +228,7 @@ def test_the_model_is_in_the_loop(whole):
         )
         assert same(row.params, tensors_after(whole, row.round))
         assert torch.equal(row.model()(x), wanted(x))
-        first = row if row.round == 1 else first
+        rows.append(row)
         if row.round == 4:
             break
     left = experiment.last
@@ -235,7 +236,7 @@ def test_the_model_is_in_the_loop(whole):
     assert (left.metrics["round"], left.path, len(left.history)) == (4, None, 4)
     assert left.accuracy == row.accuracy
     with pytest.raises(ConfigError, match=r"round 1: its model is not there .* before the next round begins"):
-        first.model()
+        rows[0].model()
 
 
 def test_a_loop_with_a_folder_can_be_continued(whole, tmp_path):
@@ -263,7 +264,8 @@ def test_adapters_of_a_loop_that_was_left(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.steady
-def test_on_ray_the_same(whole, tmp_path):
+def test_on_ray_the_same(whole, tmp_path, request):
+    request.addfinalizer(end_session)
     ray = {"cluster": {"actors": 2}, "checkpoint": {"best": "val_loss"}}
     stop = {"metric": "val_loss", "patience": 2}
     here = own(stop=stop, checkpoint={"best": "val_loss"}).run()
