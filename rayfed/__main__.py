@@ -16,6 +16,7 @@ VERBS = {
     "run": ("rayfed.run", "run one experiment"),
     "resume": ("rayfed.resume", "continue a run that was interrupted, or add rounds to a finished one"),
     "view": ("rayfed.view", "show the rounds of a run, finished or still running"),
+    "replay": ("rayfed.replay", "execute one call of a client again, to the bit"),
     "ps": ("rayfed.ps", "list runs and studies, and how far each of them is"),
     "report": ("rayfed.report.__main__", "write one HTML page about runs, which opens without a network"),
     "doctor": (

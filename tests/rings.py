@@ -29,7 +29,8 @@ RINGS: Mapping[str, tuple[str, str]] = {
         "is the commands, and what checks and prepares for them",
         """
         rayfed/__main__.py rayfed/*/__main__.py rayfed/run.py rayfed/resume.py rayfed/study.py rayfed/view.py
-        rayfed/ps.py rayfed/doctor.py rayfed/testing.py rayfed/prepare/* rayfed/report/matrix.py
+        rayfed/replay.py rayfed/ps.py rayfed/doctor.py rayfed/testing.py rayfed/prepare/*
+        rayfed/report/matrix.py
         """,
     ),
     "study": (

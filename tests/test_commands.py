@@ -53,7 +53,7 @@ def saved(tmp_path_factory):
 
 def test_there_are_commands_of_every_kind():
     modules = {module for _, module, _ in ALL}
-    wanted = {"run", "resume", "view", "report", "prepare", "doctor", "list", "reproduce"}
+    wanted = {"run", "resume", "view", "report", "prepare", "doctor", "list", "reproduce", "replay"}
     wanted |= {f"report.{name}" for name in ("landscape", "feature_map", "slopes", "measures")}
     assert modules == {f"rayfed.{name}" for name in wanted} | {"tune.run"}
     assert len(EXPERIMENTS) > 30

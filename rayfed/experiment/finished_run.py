@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rayfed.config.schema import Config
     from rayfed.engine.setup import Setup
+    from rayfed.experiment.replay import Replay
     from rayfed.types import Params
 
 
@@ -278,6 +279,27 @@ class Run:
             }
         make = RecordSettings.of(self._setup, self._folder, resume=False).files
         return {} if make is None else make(self.params)
+
+    def replay(
+        self, *, round: int, client: str, exchange: str = "fit", changes: Mapping[str, Any] | None = None
+    ) -> Replay:
+        """Execute one call of a client again, to the bit (`rayfed.experiment.replay`).
+
+        Args:
+            round: Number of the round, from 1.
+            client: Its id in `clients`, or the name under which its data were handed over.
+            exchange: Name of the exchange; `fit` is training.
+            changes: Values of the sections `local` and `train` that are other ones in this call, such as
+                `{"local.mu": 0.2}`.
+
+        Raises:
+            ConfigError: There is no such call, or a key may not be changed.
+            ClientError: The client fails, as in the run.
+        """
+        from rayfed.experiment.replay import replay
+
+        name = self._id_of(client)
+        return replay(self._folder, round, name, exchange=exchange, changes=changes, config=self.config)
 
     def plot(self) -> Any:
         """Draw the metric and the loss over the rounds; returns a figure of matplotlib."""

@@ -360,6 +360,26 @@ class Checkpoints:
                 f"put back what was changed, or start the run again with overwrite=true"
             ) from err
 
+    def before(self, round: int, start: Params) -> Saved | None:
+        """The newest checkpoint of a round before this one that can be read; None: there is none.
+
+        Args:
+            round: Number of a round, from 1.
+            start: As of `load`.
+        """
+        for path in sorted(self._all(), reverse=True):
+            if path.name < _name_of(round):
+                with suppress(DamagedError):
+                    return _read(path, start)
+        return None
+
+    def newest_facts(self) -> dict[str, Any]:
+        """The entries of the newest checkpoint that can be read; empty: there is none."""
+        for path in sorted(self._all(), reverse=True):
+            with suppress(DamagedError):
+                return read_facts(path)
+        return {}
+
     def check_continuable(self, rounds: int) -> None:
         """Check, before anything starts, that the run can be continued from its checkpoints.
 

@@ -18,6 +18,7 @@ MODULES = {
     "run": "rayfed.run",
     "resume": "rayfed.resume",
     "view": "rayfed.view",
+    "replay": "rayfed.replay",
     "ps": "rayfed.ps",
     "report": "rayfed.report",
     "doctor": "rayfed.doctor",
