@@ -14,7 +14,7 @@ from rayfed.terminal.exit_code import run_guarded
 from rayfed.user_files import to_json, user_folder
 
 if TYPE_CHECKING:
-    from rayfed.experiment.replay import Replay
+    from rayfed.experiment.replayed_call import Replay
     from rayfed.terminal.table_formats import Table
 
 USAGE = """\
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        from rayfed.experiment.replay import replay
+        from rayfed.experiment.replayed_call import replay
         from rayfed.terminal.console import teller
         from rayfed.terminal.table_formats import terminal_width
         from rayfed.user_files import check_run_folder

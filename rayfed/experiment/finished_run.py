@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rayfed.config.schema import Config
     from rayfed.engine.setup import Setup
-    from rayfed.experiment.replay import Replay
+    from rayfed.experiment.replayed_call import Replay
     from rayfed.types import Params
 
 
@@ -283,7 +283,7 @@ class Run:
     def replay(
         self, *, round: int, client: str, exchange: str = "fit", changes: Mapping[str, Any] | None = None
     ) -> Replay:
-        """Execute one call of a client again, to the bit (`rayfed.experiment.replay`).
+        """Execute one call of a client again, to the bit (`rayfed.experiment.replayed_call`).
 
         Args:
             round: Number of the round, from 1.
@@ -296,7 +296,7 @@ class Run:
             ConfigError: There is no such call, or a key may not be changed.
             ClientError: The client fails, as in the run.
         """
-        from rayfed.experiment.replay import replay
+        from rayfed.experiment.replayed_call import replay
 
         name = self._id_of(client)
         return replay(self._folder, round, name, exchange=exchange, changes=changes, config=self.config)

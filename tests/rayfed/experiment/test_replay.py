@@ -18,8 +18,9 @@ import rayfed
 from rayfed.errors import ConfigError, RayFedError
 from rayfed.executors.inline import InlineExecutor
 from rayfed.experiment.experiment import end_session
-from rayfed.experiment.replay import replay
+from rayfed.experiment.replayed_call import replay
 from rayfed.federation.method_registry import METHODS
+from rayfed.record.recorded_run import RecordedRun
 from rayfed.replay import main
 from tests.conftest import quickly
 from tests.matrix import TINY
@@ -177,7 +178,7 @@ def test_the_call_that_failed_fails_again(tmp_path):
 
 
 def _id(path, end):
-    names = {row["client"] for row in rayfed.experiment.replay.RecordedRun(path).partition_rows("client")}
+    names = {row["client"] for row in RecordedRun(path).partition_rows("client")}
     return next(name for name in names if name.endswith(end))
 
 
