@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -188,15 +189,6 @@ class _ModelOfAll(MemberModel):
         """Raise: these tensors do not say what is trained."""
         raise NotImplementedError("a loss that asks its model for named tensors")
 
-    def class_features(self, images: Tensor | None = None, context: Tensor | None = None) -> Tensor:
-        """As of `MemberModel`."""
-        if not self.text_is_live:
-            return super().class_features(images, context)
-        moves = any(p.requires_grad for p in self._model.text.tower.parameters())  # type: ignore[union-attr]
-        known = None if moves else self._model.head.weight
-        features: Tensor = self.text.features(known, images, context)
-        return features
-
 
 class _FewerOperations(TorchFunctionMode):
     """Computes cross entropies of classes in a third of the operations that `torch.vmap` makes of them.
@@ -261,7 +253,7 @@ class JointLosses:
         )([*self._values.values()], self._joined.tensors, x, y, known)
         if shares is None:
             return found
-        return [(each * shares).sum(1) if each.ndim > 1 else each for each in found]
+        return [(each * shares).sum(1) for each in found]
 
     def _of_client(
         self,
@@ -300,7 +292,10 @@ class JointLosses:
         model: Any = _ModelOfAll(self._model, values, own, partial(self._ask, depth))
         if known is not None:
             model.remember_frozen_features(x, known)
-        client = replace(first.client, model=model, store=store, measured={}, passes=PLAIN)
+        unknown: Any = None  # what is of one client and not of the others
+        data: Any = SimpleNamespace(device=first.client.device)
+        kept = {"store": store, "measured": {}, "data": data, "id": unknown, "rng": unknown}
+        client = replace(first.client, model=model, passes=PLAIN, **kept)
         sent = replace(first.sent, params=params, shared=shared)
         with nullcontext() if first.client.objective.tokens else _FewerOperations():
             loss = first.method(first.local, client, sent, (x, y))
@@ -314,4 +309,6 @@ class JointLosses:
             raise NotImplementedError("a loss that asks for more than passes with its values")
         nothing: Any = None  # tensors are handed over besides, so that they lose the dimensions
         bare = replace(request, x=nothing, known=None, values=dict.fromkeys(request.values, nothing))
-        return _PassOfRows.apply(self._run, bare, depth, request.x, request.known, *request.values.values())
+        given = request.values.values()
+        found = _PassOfRows.apply(self._run, bare, depth, request.x, request.known, *given)
+        return list(found) if request.kind == "forward" and isinstance(found, tuple) else found

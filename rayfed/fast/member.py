@@ -417,7 +417,8 @@ class MemberPasses(Passes):
         if not (fits and isinstance(local, Local) and getattr(function, "is_pure", False)):
             return None
         client, sent = loss.args  # type: ignore[attr-defined]
-        return Loss(function, local, client, sent, batch) if client.objective.joins else None
+        joins = client.objective.joins and not client.model.text_is_live
+        return Loss(function, local, client, sent, batch) if joins else None
 
     def steps(
         self,

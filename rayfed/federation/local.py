@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 def pure(loss: F) -> F:
     """Mark a loss as a function of the model's values, the message, the store and the batch.
 
-    It is made of operations of torch that are the same whatever these values are: it reads no number of a
-    tensor, draws nothing, and keeps nothing but by `client.measure`.
+    It is made of operations of torch that are the same whatever these values are. It reads no number of a
+    tensor, asks for no other data of the client, draws nothing, and keeps nothing but by `client.measure`.
 
     Args:
         loss: A method of a `Local` with the arguments of `Local.loss`.
