@@ -1,4 +1,4 @@
-"""What a client of a group asks for where its loss can be computed with those of the others."""
+"""The request of a client of a group whose loss can be computed with those of the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def own_part(store: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form(value: Any) -> Any:
-    """What parts of messages and stores have in common, if clients can be joined."""
+    """The form of a part of a message or a store, which clients have in common that can be joined."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, Mapping):

@@ -252,7 +252,7 @@ def _step_each(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 
 def _bare_kind(optimizer: Any) -> Any:
-    """What optimizers have in common that take a step at once; None: this one takes its own."""
+    """Type and settings, which are equal where optimizers take a step at once; None: this one does not."""
     if len(optimizer.param_groups) != 1 or optimizer._optimizer_step_pre_hooks:
         return None
     return None if optimizer._optimizer_step_post_hooks else (type(optimizer), _settings(optimizer))

@@ -23,7 +23,7 @@ STEADILY = ("train.optimizer=adam", "train.lr=0.001", "train.eps=1e-2")
 
 @pytest.fixture
 def joint(monkeypatch):
-    """How many clients computed each loss together; fails where clients had to compute theirs alone."""
+    """Numbers of clients that computed a loss together; empty all computed theirs alone."""
     counts = []
     gradients = Group._gradients
 
@@ -36,7 +36,7 @@ def joint(monkeypatch):
 
 
 def runs(setup, groups, rounds, local=None):
-    """What clients on the device learn and measure: alone, in groups of each size, and in float64."""
+    """Moves and measures of clients on the device: alone, in groups of each size, and in float64."""
     with pretended() as device:
         every = [
             played(setup, group, rounds, local=local, executor=Answers(setup, device=device.name))[0]
