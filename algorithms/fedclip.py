@@ -21,6 +21,7 @@ from algorithms._arrays import Array, to_tensors
 from rayfed import Broadcast, Client, Local, Method, Update
 from rayfed.devices import numbers
 from rayfed.federation.client_tasks import score
+from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.attention_adapter import AttentionAdapter
@@ -62,6 +63,7 @@ class BatchMatching(Local):
         if self.objective == "class" or len(batch[1]) > 1:  # one image has no contrast
             super().step(client, sent, batch, optimizer)
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         task = super().loss(client, sent, batch) if self.objective == "class" else self._match(client, batch)
         return task + self.mu / 2 * sq_distance(client.trainable(), sent.params) if self.mu else task

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from algorithms._blocks import FEDDYN_ALPHA, FEDDYN_MEAN, FEDDYN_UPDATE, BlockServer
 from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance, subtract
 from rayfed.types import Batch, NonNegative
 
@@ -55,6 +56,7 @@ class DynamicRegularization(Local):
         client.store["g"] = g
         return update
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         live = client.trainable()
         g = client.store.get("g", {})

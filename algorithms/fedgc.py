@@ -19,6 +19,7 @@ from torch import Tensor
 from algorithms._arrays import Array, to_tensors
 from algorithms._grouping import CENTERS, GROUP, PREVIOUS, ROUNDS, GroupingServer
 from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.federation.local import pure
 from rayfed.types import Batch, NonNegative, Params, Positive
 
 Similarity: TypeAlias = Literal["cosine", "dot"]
@@ -76,6 +77,7 @@ class GroupCustomization(Local):
             client.store[RECEIVED_BEFORE] = {n: v.detach().clone() for n, v in sent.params.items()}
         return update
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         x, y = batch
         model = client.model
@@ -139,7 +141,12 @@ def authors_optimizer(client: Client) -> torch.optim.Optimizer:
 
 
 def group_customization_loss(
-    h: Array, centers: Array, cluster: int, previous: Array, tau: float, similarity: Similarity = "cosine"
+    h: Array,
+    centers: Array,
+    cluster: int | Tensor,
+    previous: Array,
+    tau: float,
+    similarity: Similarity = "cosine",
 ) -> Array:
     """Group customization loss; FedGCR, Eq. 7.
 
@@ -149,7 +156,7 @@ def group_customization_loss(
     Args:
         h: GC-Net's output, shape (B, D).
         centers: Centres of all groups, shape (T, D).
-        cluster: Index of the client's group.
+        cluster: Index of the client's group, a number or a tensor without dimensions.
         previous: The client's representation in the last grouping, shape (D,).
         tau: Temperature.
         similarity: `cosine` or `dot`.
@@ -157,7 +164,8 @@ def group_customization_loss(
     (rows, known, past), back = to_tensors(h, centers, previous)
     others = torch.cat((known, past.reshape(1, -1))).detach()
     logits = similarities(rows[:, None, :], others[None], similarity) / tau
-    return back(F.cross_entropy(logits, torch.full((len(rows),), int(cluster), device=rows.device)))
+    own = cluster if isinstance(cluster, Tensor) else torch.full((), int(cluster), device=rows.device)
+    return back(F.cross_entropy(logits, own.expand(len(rows))))
 
 
 def representation_alignment_loss(

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from rayfed import Broadcast, Client, Local, Method
+from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance
 from rayfed.types import Batch, NonNegative
 
@@ -26,6 +27,7 @@ class FedProx(Local):
     mu: NonNegative = 0.01
     form: Literal["squared", "norm"] = "squared"
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         distance = sq_distance(client.trainable(), sent.params)
         if self.form == "norm":

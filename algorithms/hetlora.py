@@ -20,6 +20,7 @@ from torch import Tensor
 from algorithms._lora import LoraServer
 from rayfed import Broadcast, Client, Local, Method, ServerState, Update
 from rayfed.federation.aggregation import A, B, by_layer
+from rayfed.federation.local import pure
 from rayfed.types import Batch, Fraction, NonNegative, cut_to_rank, rank_axes
 
 RANK = "rank"
@@ -78,6 +79,7 @@ class SelfPruning(Local):
         client.measure(rank=float(client.rank))
         return update
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         task = super().loss(client, sent, batch)
         return task + self.lam * self.last_components(client) if self.lam else task

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed.federation.local import pure
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.types import Batch, NonNegative, Positive
 
@@ -41,6 +42,7 @@ class Moon(Local):
         client.store[PREVIOUS] = {**client.store.get(PREVIOUS, {}), **update.params}
         return update
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         if not self.mu or PREVIOUS not in client.store:
             return super().loss(client, sent, batch)

@@ -356,6 +356,21 @@ class ClientData:
             x, y = network_input(self.normalize, stored)
             yield x, y if relabel is None else relabel(y)
 
+    def batches_with(
+        self, features: Tensor, split: str, order: Tensor | None, size: int
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Batches of a split, each with its rows of a table.
+
+        Args:
+            features: A row for each example of the split, shape (n, ...), on the device of the examples.
+            split, order, size: As of `batches`, with the order on the CPU.
+        """
+        placed = None if order is None else move(order, self.device)
+        batches = self.batches(split, placed if self.examples.resident else order, size)
+        parts = features.split(size) if placed is None else (features[rows] for rows in placed.split(size))
+        for own, batch in zip(parts, batches, strict=True):
+            yield batch, own
+
 
 def network_input(normalize: Callable[[Tensor], Tensor], stored: Stored) -> Batch:
     """Stored examples as a network and its loss take them. Args: normalize: as of `ClientData`."""

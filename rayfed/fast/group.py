@@ -38,11 +38,14 @@ from rayfed.devices import (
     set_random_state,
 )
 from rayfed.errors import one_line
+from rayfed.executors.worker import is_fault, is_out_of_memory
 from rayfed.fast.joint_batches import JointBatches
+from rayfed.fast.joint_losses import JointLosses
+from rayfed.fast.loss_requests import Loss, alike
 from rayfed.fast.member import TEXTS, AllSteps, Batches, MemberModel, MemberPasses, NotShareableError, Pass
 from rayfed.fast.shareable import trains_whole
 from rayfed.fast.stacked import Stacked, dropouts, joint_pass, stackable, tokens_of_clients
-from rayfed.fast.steps import JointSteps, Step
+from rayfed.fast.steps import JointSteps, Step, join_tensors
 from rayfed.fast.training import Members, train_all
 from rayfed.fast.unequal_blocks import (
     CountedDrawing,
@@ -56,7 +59,7 @@ from rayfed.fast.whole import WholeStack, dropping_by_client, run_whole
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone
 from rayfed.models.named_tensors import NamedTensor, bound
-from rayfed.types import Batch, Params
+from rayfed.types import Params
 
 R = TypeVar("R")
 
@@ -301,15 +304,25 @@ class Rows:
                 filled.append(one.expand(short, *part.shape[1:]))
         return torch.cat(filled)
 
+    def by_client(self, parts: Sequence[Tensor]) -> Tensor:
+        """The rows of all clients, shape (K, m, ...), with a dimension for the clients."""
+        if self.is_even:
+            return join_tensors([parts])[0]
+        return self.join(parts).unflatten(0, (len(parts), self.room))
+
     def means(self, each: Tensor) -> Tensor:
         """Means over the rows of every client, shape (K,). Args: each: a number of each row, shape (K m,)."""
         by_client = each.view(len(self.sizes), self.room)
         if min(self.sizes) == self.room:
             return by_client.mean(1)
-        ones, zeros = each.new_ones(self.room), each.new_zeros(self.room)
-        parts = [part for size in self.sizes for part in (ones[:size], zeros[size:])]
-        counted = torch.cat(parts).view_as(by_client)
+        counted = self.counted(each)
         return (by_client * counted).sum(1) / counted.sum(1)
+
+    def counted(self, like: Tensor) -> Tensor:
+        """1 for a row of a client and 0 for one that fills its place, shape (K, m), of this type."""
+        ones, zeros = like.new_ones(self.room), like.new_zeros(self.room)
+        parts = [part for size in self.sizes for part in (ones[:size], zeros[size:])]
+        return torch.cat(parts).view(-1, self.room)
 
     @property
     def single(self) -> Rows:
@@ -458,7 +471,7 @@ class Backward:
     grads: Sequence[Tensor | None]
 
 
-Request: TypeAlias = Pass | Backward | Step | Batches | AllSteps
+Request: TypeAlias = Pass | Backward | Step | Batches | AllSteps | Loss
 """Something that the code of a client waits for."""
 
 
@@ -581,6 +594,8 @@ class Group:
         self._stacks = {name: torch.stack([own[name] for own in values]) for name in values[0]}
         entries = model.tensors()
         self._turns: list[Turn[Any]] = []
+        self._joined: dict[Any, Any] = {}
+        self._apart: set[Any] = set()
         device = next(model.parameters()).device
         self.streams = [Streams(seed, device) for seed in seeds]
         each = self._split_stacks(entries, len(values))
@@ -662,7 +677,8 @@ class Group:
         self._steps.take(steps)
         batches = {k: request for k, request in requests.items() if isinstance(request, Batches)}
         passes = {k: r for k, r in requests.items() if isinstance(r, Pass | Backward)}
-        return dict.fromkeys(steps) | _collected(batches) | self._compute(passes)
+        losses = {k: request for k, request in requests.items() if isinstance(request, Loss)}
+        return dict.fromkeys(steps) | _collected(batches) | self._compute(passes) | self._descended(losses)
 
     def _train(self, requests: Mapping[int, AllSteps]) -> dict[int, bool]:
         """Whether these clients were trained in one loop, for each of them."""
@@ -672,6 +688,97 @@ class Group:
         members = Members(self._model, *values, draws, self._dropping)
         done = whole and train_all(members, [requests[k] for k in range(len(requests))])
         return dict.fromkeys(requests, done)
+
+    def _descended(self, requests: Mapping[int, Loss]) -> dict[int, bool]:
+        """Whether the gradients of these losses were added to those of the clients, for each of them."""
+        done = dict.fromkeys(requests, False)
+        for members in alike(requests):
+            first = requests[members[0]]
+            if len(members) > 1 and first.method not in self._apart:
+                done |= dict.fromkeys(members, self._descend(members, [requests[k] for k in members]))
+        return done
+
+    def _descend(self, members: Sequence[int], losses: Sequence[Loss]) -> bool:
+        """Whether the gradients of the losses of these clients were computed together."""
+        draws = [self.streams[k].counted.state for k in members]
+        try:
+            self._gradients(members, losses)
+        except Exception as err:
+            if is_fault(err) or is_out_of_memory(err):
+                raise
+            for k, state in zip(members, draws, strict=True):
+                self.streams[k].counted.state = state
+            log.info("clients compute their losses one by one: %s", err)
+            self._apart.add(losses[0].method)
+            return False
+        return True
+
+    def _gradients(self, members: Sequence[int], losses: Sequence[Loss]) -> None:
+        """Add the gradients of the losses of these clients to their own ones."""
+        rows = Rows(members, [len(each.batch[1]) for each in losses])
+        each = [self.models[k] for k in members]
+        stacked = join_tensors([[model.own[name].detach() for model in each] for name in self._stacks])
+        values = dict(zip(self._stacks, stacked, strict=True))
+        learned = [name for name, value in each[0].own.items() if value.requires_grad]
+        for name in learned:
+            values[name] = values[name].detach().requires_grad_()
+        run = partial(self._pass_of_rows, rows, values)
+        joint = JointLosses(self._model, losses, values, run, self._joined)
+        x, y = (rows.by_client([part[i] for part in (loss.batch for loss in losses)]) for i in range(2))
+        features = [
+            model.remembered_features(loss.batch[0]) for model, loss in zip(each, losses, strict=True)
+        ]
+        known = None if features[0] is None else rows.by_client([f for f in features if f is not None])
+        with torch.enable_grad():
+            loss, *measured = joint.compute(x, y, known, None if rows.is_even else self._shares(rows, x))
+        inputs = [values[name] for name in learned]
+        found = torch.autograd.grad(loss, inputs, torch.ones_like(loss), allow_unused=True)
+        for name, grad in zip(learned, found, strict=True):
+            if grad is not None:
+                for model, part in zip(each, grad.contiguous().unbind(0), strict=True):
+                    own = model.own[name]
+                    own.grad = part if own.grad is None else own.grad + part
+        for name, several in zip(joint.measured, measured, strict=True):
+            for request, value in zip(losses, several.detach().unbind(0), strict=True):
+                request.client.measure(**{name: value})
+
+    def _shares(self, rows: Rows, x: Tensor) -> Tensor:
+        """The share of each row in the loss of its client, shape (K, m)."""
+        key = ("shares", rows.room, *rows.sizes)
+        if key not in self._joined:
+            counted = rows.counted(x.new_empty((), dtype=torch.float32))
+            self._joined[key] = counted / counted.sum(1, keepdim=True)
+        found: Tensor = self._joined[key]
+        return found
+
+    def _pass_of_rows(
+        self,
+        rows: Rows,
+        values: Params,
+        request: Pass,
+        x: Tensor,
+        known: Tensor | None,
+        given: Mapping[str, tuple[Tensor, bool]],
+    ) -> Any:
+        """A pass within the losses of several clients; arguments and result as of `joint_losses.Run`."""
+        training, gradients, active, untuned = request.state
+        model = self._model
+        model.active = active
+        model.untuned = untuned
+        if model.training != training:
+            model.train(training)
+        held = {n: v for n, v in self._places.items() if v.block is None or v.block in active}
+        leaves: dict[str, Any] = {n: self._stacked(values[n]) for n in held}
+        for name, (value, is_by_client) in given.items():
+            leaves[name] = self._stacked(value) if is_by_client else value
+        if known is not None:
+            x = known if model.has_frozen_features and not x.requires_grad else x
+            model.remember_frozen_features(x, known)
+        with ExitStack() as stack, torch.set_grad_enabled(gradients):
+            stack.enter_context(bound(held.values(), (leaves[name] for name in held)))
+            stack.enter_context(dropping(model, rows, self.streams))
+            stack.enter_context(joint_pass(rows.sizes))
+            return getattr(model, request.kind)(x, **request.options)
 
     def _dropping(self, sizes: Sequence[int], room: int) -> AbstractContextManager[Any]:
         """As `Members.drawing`."""
@@ -782,13 +889,20 @@ class Group:
         return values
 
 
-def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Batch]]:
+def _collected(requests: Mapping[int, Batches]) -> dict[int, Callable[[int], Any]]:
     """Functions that give each client its batches, by number of the batch."""
     if not requests:
         return {}
     first = next(iter(requests.values()))  # all have the same examples
-    joint = JointBatches(first.examples, first.normalize, {k: r.places for k, r in requests.items()})
-    return {k: partial(joint.batch, k) for k in requests}
+    found: dict[int, Callable[[int], Any]] = {}
+    for with_table in (False, True):
+        some = {k: r for k, r in requests.items() if (r.features is not None) == with_table}
+        if some:
+            tables = {k: (r.features, r.rows) for k, r in some.items() if r.features is not None}
+            places = {k: r.places for k, r in some.items()}
+            joint = JointBatches(first.examples, first.normalize, places, tables)
+            found |= {k: partial(joint.batch, k) for k in some}
+    return found
 
 
 def _by_block(places: Mapping[str, NamedTensor]) -> dict[int, list[NamedTensor]]:

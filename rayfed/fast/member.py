@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rayfed.data.examples import ClientData, Mapped, OnDevice
 from rayfed.devices import HOST
 from rayfed.errors import RayFedError
+from rayfed.fast.loss_requests import Loss
 from rayfed.fast.optimizers import joint_optimizer
 from rayfed.fast.steps import ask_for_steps
 from rayfed.federation.client import Client
@@ -80,11 +81,15 @@ class Batches:
         examples: The examples of all clients, on a device.
         normalize: As of `ClientData`.
         places: Places of the examples of each batch, as of `OnDevice.positions`.
+        features: A table with a row for each example of the split, as of `ClientData.batches_with`.
+        rows: Rows of this table of each batch, on the CPU.
     """
 
     examples: OnDevice
     normalize: Callable[[Tensor], Tensor]
     places: Sequence[Tensor]
+    features: Tensor | None = None
+    rows: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,14 +140,40 @@ class MemberData(ClientData):
 
     def batches(self, split: str, order: Tensor | None, size: int) -> Iterator[Batch]:
         """As in `ClientData`; an order that is on the device is used for this client only."""
-        if not isinstance(self.examples, OnDevice) or order is None or order.device != HOST or not len(order):
+        if not self._joins(order):
             yield from super().batches(split, order, size)
             return
-        places = self.examples.positions(self.client, split, order).split(size)
-        batch = self.ask(Batches(self.examples, self.normalize, places))
+        for x, y, _ in self._joint(None, split, order, size):
+            yield x, y
+
+    def batches_with(
+        self, features: Tensor, split: str, order: Tensor | None, size: int
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """As in `ClientData`."""
+        if not self._joins(order):
+            yield from super().batches_with(features, split, order, size)
+            return
+        for x, y, own in self._joint(features, split, order, size):
+            yield (x, y), own
+
+    def _joins(self, order: Tensor | None) -> TypeGuard[Tensor]:
+        """Whether batches in this order are collected with those of the others."""
+        return (
+            isinstance(self.examples, OnDevice)
+            and order is not None
+            and order.device == HOST
+            and len(order) > 0
+        )
+
+    def _joint(self, features: Tensor | None, split: str, order: Tensor, size: int) -> Iterator[Any]:
+        """Inputs, targets and rows of the table of each batch."""
+        examples: Any = self.examples
+        places = examples.positions(self.client, split, order).split(size)
+        rows = order.split(size)
+        batch = self.ask(Batches(examples, self.normalize, places, features, rows))
         for number in range(len(places)):
-            x, y = batch(number)
-            yield x, y if self.relabel is None or split != "train" else self.relabel(y)
+            x, y, own = batch(number)
+            yield x, y if self.relabel is None or split != "train" else self.relabel(y), own
 
 
 PLAIN = frozenset(
@@ -369,6 +400,25 @@ class MemberPasses(Passes):
         unit = self.unit
         is_like = unit is not None and (unit.dtype, unit.shape) == (loss.dtype, loss.shape)
         loss.backward(unit if is_like else None)
+
+    def descend(self, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+        """Add the gradients of a loss, with those of the other clients where its code can be theirs, too."""
+        wanted = self._pure_loss(loss, batch)
+        if wanted is None or not self.ask(wanted):
+            super().descend(loss, batch)
+
+    def _pure_loss(self, loss: Callable[[Batch], Tensor], batch: Batch) -> Loss | None:
+        """The loss as a request; None: this client computes it."""
+        method = getattr(loss, "func", None)
+        function: Any = getattr(method, "__func__", None)
+        local: Any = getattr(method, "__self__", None)
+        x, y = batch
+        fits = self.unit is not None and not self.is_whole and isinstance(y, Tensor) and not x.requires_grad
+        if not (fits and isinstance(local, Local) and getattr(function, "is_pure", False)):
+            return None
+        client, sent = loss.args  # type: ignore[attr-defined]
+        joins = client.objective.joins and not client.model.text_is_live
+        return Loss(function, local, client, sent, batch) if joins else None
 
     def steps(
         self,

@@ -164,8 +164,7 @@ class JointSteps:
                 self._together(optimizers, joint)
                 return
         self._part(optimizers)
-        for optimizer in optimizers:
-            type(optimizer).step(optimizer)
+        _step_each(optimizers)
 
     def _are_alike(
         self, optimizers: Sequence[torch.optim.Optimizer], known: bool, may_have_hooks: bool = False
@@ -232,6 +231,44 @@ class JointSteps:
                 self._joints.remove(joint)
                 for state in (state for each in joint.members for state in each.state.values()):
                     state.update({key: value.clone() for key, value in state.items() if _is_number(value)})
+
+
+def _step_each(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Take a step with each optimizer, in one call for those that have one kind and the same settings."""
+    like: list[list[Any]] = []
+    for each in optimizers:
+        kind = _bare_kind(each)
+        alike = (some for some in like if kind is not None and _bare_kind(some[0]) == kind)
+        some = next(alike, None)
+        if some is None:
+            like.append([each])
+        else:
+            some.append(each)
+    for some in like:
+        if len(some) == 1:
+            type(some[0]).step(some[0])
+        else:
+            _step_at_once(some)
+
+
+def _bare_kind(optimizer: Any) -> Any:
+    """Type and settings, which are equal where optimizers take a step at once; None: this one does not."""
+    if len(optimizer.param_groups) != 1 or optimizer._optimizer_step_pre_hooks:
+        return None
+    return None if optimizer._optimizer_step_post_hooks else (type(optimizer), _settings(optimizer))
+
+
+def _step_at_once(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Take a step with the tensors of all optimizers as those of one, which has their states."""
+    whole: Any = _bare_copy(optimizers[0])
+    each = [optimizer.param_groups[0]["params"] for optimizer in optimizers]
+    whole.param_groups = [{**optimizers[0].param_groups[0], "params": [p for own in each for p in own]}]
+    whole.state = defaultdict(dict)
+    for optimizer in optimizers:
+        whole.state.update(optimizer.state)
+    type(whole).step(whole)
+    for optimizer, own in zip(optimizers, each, strict=True):
+        optimizer.state.update({p: whole.state[p] for p in own if whole.state.get(p)})
 
 
 class StepsOfAll:

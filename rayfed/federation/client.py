@@ -31,7 +31,7 @@ def backward(
     batch: Batch,
     micro_batch: int | None,
     count: Callable[[Tensor], int | Tensor] = len,
-    descend: Callable[[Tensor], None] = PLAIN.backward,
+    passes: Passes = PLAIN,
 ) -> None:
     """Add the gradients of a loss to those of the parameters.
 
@@ -45,16 +45,16 @@ def backward(
         batch: Inputs, shape (B, ...), and targets.
         micro_batch: Largest number of rows of a part; None: the whole batch.
         count: Number of units of some targets that the loss is a mean over, such as rows or tokens.
-        descend: Adds the gradients of a loss, `Passes.backward`.
+        passes: Adds the gradients of a loss.
     """
     if micro_batch is None or len(batch[1]) <= micro_batch:
-        descend(loss(batch))
+        passes.descend(loss, batch)
         return
     num = count(batch[1])
     for part in _parts(model, batch, micro_batch):
         own = count(part[1])
         share = own / num.clamp(min=1) if isinstance(num, Tensor) else own / num
-        descend(loss(part) * share)
+        passes.backward(loss(part) * share)
 
 
 def drop_beyond_rank(parameters: Mapping[str, nn.Parameter], rank: int) -> None:
@@ -245,10 +245,7 @@ class Client:
                 yield (x if self.transform is None else self.transform(x)), y
             return
         features = self._frozen_features(split)
-        placed = None if order is None else self.to_device(order)
-        batches = self.data.batches(split, placed if self.data.examples.resident else order, size)
-        parts = features.split(size) if placed is None else (features[rows] for rows in placed.split(size))
-        for own, (x, y) in zip(parts, batches, strict=True):
+        for (x, y), own in self.data.batches_with(features, split, order, size):
             self.model.remember_frozen_features(x, own)
             yield x, y
 
@@ -336,7 +333,7 @@ class Client:
         """
         self._derived = True
         parts = self.config.micro_batch
-        backward(self.model, loss, batch, parts, self.objective.count, self.passes.backward)
+        backward(self.model, loss, batch, parts, self.objective.count, self.passes)
 
     def clip_gradients(self) -> None:
         """Scale all gradients so that their global L2 norm is at most `train.clip_norm`."""

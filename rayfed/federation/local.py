@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from rayfed.federation.client import Client
 from rayfed.federation.cohort import Cohort
 from rayfed.models.backbone import Backbone
 from rayfed.types import Batch, Broadcast, ServerState, Update
+
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+
+def pure(loss: F) -> F:
+    """Mark a loss as a function of the model's values, the message, the store and the batch.
+
+    It is made of operations of torch that are the same whatever these values are. It reads no number of a
+    tensor, asks for no other data of the client, draws nothing, and keeps nothing but by `client.measure`.
+
+    Args:
+        loss: A method of a `Local` with the arguments of `Local.loss`.
+    """
+    about: Any = loss
+    about.is_pure = True
+    return loss
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,7 @@ class Local:
         client.clip_gradients()
         optimizer.step()
 
+    @pure
     def loss(self, client: Client, sent: Broadcast, batch: Batch) -> Tensor:
         """Loss of one batch, a scalar with gradient."""
         return client.passes.loss(client.model, client.objective, batch)

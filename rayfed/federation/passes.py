@@ -68,6 +68,10 @@ class Passes:
         """Add the gradients of a loss to those of the parameters."""
         loss.backward()
 
+    def descend(self, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+        """Add the gradients of the loss of a batch to those of the parameters."""
+        self.backward(loss(batch))
+
     def steps(
         self,
         batches: Iterable[Batch],

@@ -46,6 +46,13 @@ def test_clients_with_different_blocks_take_about_the_launches_of_one_with_all(m
             assert launches(method, precision, group) <= 1.1 * launches("LoRA", precision, 1)
 
 
+@pytest.mark.parametrize("method", ["FedGCR", "FedCLIP"])
+def test_the_losses_of_a_method_are_computed_for_all_clients_at_once(method):
+    for precision in step_operations.PRECISIONS:
+        for group in step_operations.GROUPS[1:]:
+            assert launches(method, precision, group) <= 1.3 * launches(method, precision, 1)
+
+
 @pytest.mark.parametrize("case", map(marked, cases()), ids=str)
 def test_a_row_is_what_is_counted(case):
     """Run `python -m benchmarks.step_operations` where this fails, and say why a step asks for more."""

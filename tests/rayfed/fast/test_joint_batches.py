@@ -17,12 +17,12 @@ def test_batches_of_several_clients_are_collected_at_once():
         )
         each = {name: examples.positions(name, "train", order).split(2) for name, order in orders.items()}
         device.counts.clear()
-        joint = JointBatches(examples, lambda images: images.float(), dict(enumerate(each.values())))
+        joint = JointBatches(examples, lambda images: images.float(), dict(enumerate(each.values())), {})
         asked = [(0, 0), (1, 0), (0, 1), (0, 2), (0, 1)]  # the last one after all others were dropped
         found = [joint.batch(*which) for which in asked]
         assert (device.counts.down, device.counts.waits) == (1, 0)
         assert device.counts.kernels == 3 * 4  # pixels, labels and float32, for four of the five
-        for (client, number), (x, y) in zip(asked, found, strict=True):
+        for (client, number), (x, y, _) in zip(asked, found, strict=True):
             name = "ab"[client]
             alone = list(examples.batches(name, "train", orders[name], 2))[number]
             assert torch.equal(x.cpu(), alone[0].float().cpu())
