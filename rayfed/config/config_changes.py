@@ -32,7 +32,7 @@ HARMLESS = (
 BINDING = ("cluster.threads",)
 """Keys in these sections that may not change, because float sums depend on them."""
 
-OF_A_COMMAND = ("compare", "compare_options", "equal_steps", "protocol")
+OF_A_COMMAND = ("compare", "compare_options", "equal", "equal_steps", "protocol")
 """Keys of a command with several runs, which are none of a run."""
 
 
