@@ -175,7 +175,7 @@ COLUMNS = (
 """All columns that the engine writes, in the order in which most rows have them."""
 
 Unit: TypeAlias = Literal["steps", "examples", "flops", "bytes"]
-"""What methods that are compared may have as much of as each other (`equal`)."""
+"""Unit of the work of which methods that are compared may have as much as each other (`equal`)."""
 
 WORK: Mapping[str, tuple[ResultColumn, ...]] = {
     "steps": (LOCAL_STEPS,),

@@ -32,7 +32,7 @@ MOST_KINDS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a round, or several, cost all clients together.
+    """The cost of a round, or of several, for all clients together.
 
     Attributes:
         steps: Training batches.
@@ -68,7 +68,7 @@ class Work:
 
 @dataclass
 class _Visits:
-    """What a client did in a round: batches, rows in them, and operations of a batch and of a row."""
+    """The visits of a client in a round: batches, rows in them, and operations of a batch and of a row."""
 
     steps: int = 0
     rows: int = 0

@@ -16,7 +16,7 @@ from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, unknown
 
 UNITS = get_args(Unit)
-"""What may be made equal."""
+"""All units."""
 
 MOST = 100
 """Most times as many rounds that a row may get."""
@@ -46,7 +46,7 @@ class RunWork:
 
 
 def checked_unit(value: Any) -> Unit | None:
-    """What is to be equal; None: nothing.
+    """The unit of what is to be equal; None: nothing is.
 
     Raises:
         ConfigError: It is none of `UNITS`.

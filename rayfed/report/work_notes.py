@@ -1,4 +1,4 @@
-"""What methods that are compared had of work, and whether it was as equal as was asked for."""
+"""The work of methods that are compared, and whether it is as equal as was asked for."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _number_at_once(text: str) -> int | Literal["auto"]:
 
 
 def _equal(overrides: Sequence[str]) -> tuple[Unit | None, tuple[str, ...]]:
-    """What all rows of a setting have as much of (`equal=examples`), and the overrides of the cells."""
+    """The unit of `equal=examples`, for the rows of a setting, and the overrides of the cells."""
     mine = [text for text in overrides if text.startswith(f"{EQUAL}=")]
     wanted = [parse_value(EQUAL, text.partition("=")[2]) for text in mine]
     rest = tuple(text for text in overrides if text not in mine)
