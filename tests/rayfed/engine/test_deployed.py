@@ -375,11 +375,11 @@ def test_metrics_over_sets_of_a_domain_are_over_the_examples_of_its_clients(firs
         o, y = together
         for metric, of in OVER_DOMAINS.items():
             value = run.metrics[metric] if domain is None else found[domain, metric]
-            assert value == pytest.approx(of(o, y), rel=1e-5)
+            assert value == pytest.approx(of(o, y))
         if domain:
             counts = [len(truth[name]) for name in names]
             wanted = np.average([losses[name] for name in names], weights=counts)
-            assert found[domain, "loss"] == pytest.approx(wanted, rel=1e-4)
+            near(found[domain, "loss"], wanted, 100)  # as of the losses above
     inside = [OVER_DOMAINS["pearson"](outputs[name].numpy(), truth[name].numpy()) for name in data]
     over = OVER_DOMAINS["pearson"](*(torch.cat([*each.values()]).numpy() for each in (outputs, truth)))
     assert all(each * over < 0 for each in inside)

@@ -67,7 +67,7 @@ def test_the_work_of_clients_of_unequal_size_is_that_of_a_run(algorithm, tmp_pat
     first, later = work_of_rounds(plan.setup)
     found = counted(read_rows(tmp_path / "run"))
     expected = {unit: getattr(first + later, unit) for unit in UNITS}
-    assert expected == pytest.approx(found, rel=1e-6)
+    assert expected == pytest.approx(found)
 
 
 def test_works_add_up():
