@@ -64,6 +64,9 @@ class FedBuff(Server):
                 (clients + 1) // 2,
             )
 
+    def answers(self, clients: int) -> int:
+        return min(self.buffer, clients)
+
     def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
         state = local.exchange(state, cohort)
         begun = state.virtual_time + cohort.ledger.seconds

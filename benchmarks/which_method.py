@@ -35,9 +35,9 @@ import rayfed
 from rayfed.config.catalog import choices_of
 from rayfed.config.schema import Config, compatible_parts, load_config
 from rayfed.doctor import machine
-from rayfed.engine.measure_client import batches_a_step
+from rayfed.engine.measure_work import work_of_rounds
+from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, one_line
-from rayfed.experiment.equal_steps import ROUNDING, with_passes
 from rayfed.experiment.plan import prepared
 from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.described import Fixed
@@ -105,6 +105,7 @@ OWN = {"fedbuff": ("server.buffer=3",), "fedrep": ("local.head_passes=1",)}
 NAMES = tuple(sorted((*METHODS.names(), PLAIN)))
 """All rows."""
 LEFT_OUT = {"fedkseed": "algorithm: fedkseed needs thousands of steps, and a rate for each setting"}
+ROUNDING = 1e-6
 BATCHES = 2
 """Batches on which a client trains for each of its steps in a pass, by every method."""
 
@@ -137,9 +138,10 @@ def configs(
                 config = replace(config, train=common.train)
             _check_own(name, own.get(name), config)
             compatible_parts(config)
-            config = replace(config, evaluation=replace(config.evaluation, every=max(1, config.rounds // 2)))
             setup = prepared(replace(config, compare=()), shared=common_parts.of(config))
-            found[row] = with_passes(config, row, _factor(row, batches_a_step(setup)))
+            config = with_answers(config, setup)
+            config = replace(config, evaluation=replace(config.evaluation, every=max(1, config.rounds // 2)))
+            found[row] = with_passes(config, _factor(row, batches_a_step(setup)))
         except ConfigError as err:
             refused[row] = one_line(err)
     return found, refused
@@ -149,6 +151,26 @@ def own_options(name: str) -> tuple[str, ...]:
     """The overrides of a method alone."""
     keys = {each.name for each in fields(METHODS.load(name).server)}
     return (*OWN.get(name, ()), *(INSTALLED if "frozen_cache" in keys else ()))
+
+
+def batches_a_step(setup: Setup) -> float:
+    """Training batches that a client takes for each step of `train`, in a round after the first."""
+    experiment = setup.experiment
+    sizes = [info.num_examples for info in experiment.clients.values()]
+    steps = statistics.fmean(map(setup.context.train.steps, sizes))
+    _, later = work_of_rounds(setup)
+    return later.steps / (experiment.server.answers(experiment.clients_per_round) * steps)
+
+
+def with_answers(config: Config, setup: Setup) -> Config:
+    """The config with as many more rounds as fewer clients answer in each than in one of FedAvg."""
+    clients = setup.experiment.clients_per_round
+    return replace(config, rounds=round(config.rounds * clients / setup.experiment.server.answers(clients)))
+
+
+def with_passes(config: Config, factor: int) -> Config:
+    """The config with so many times as many passes in each visit of a client."""
+    return replace(config, train=replace(config.train, epochs=config.train.epochs * factor))
 
 
 def _factor(name: str, batches: float) -> int:

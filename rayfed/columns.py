@@ -8,7 +8,7 @@ of a protocol, columns of numbers are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -127,6 +127,9 @@ LOCAL_EXAMPLES = ResultColumn(
 FLOPS = ResultColumn(
     pattern="flops", words="operations of all clients", kind="number", better="smaller", sums=True
 )
+LOCAL_TOKENS = ResultColumn(
+    pattern="local_tokens", words="tokens in them", kind="count", better="smaller", sums=True
+)
 MISSING = ResultColumn(pattern="missing", words="missing clients", kind="count", better="smaller", sums=True)
 
 COLUMNS = (
@@ -143,7 +146,7 @@ COLUMNS = (
     ResultColumn(pattern="lr", words="learning rate"),
     ResultColumn(pattern="epsilon", words="epsilon", about="of differential privacy", better="smaller"),
     ResultColumn(pattern="delta", words="delta", about="of differential privacy", better="smaller"),
-    *(BYTES_UP, BYTES_DOWN, LOCAL_STEPS, LOCAL_EXAMPLES, FLOPS),
+    *(BYTES_UP, BYTES_DOWN, LOCAL_STEPS, LOCAL_EXAMPLES, LOCAL_TOKENS, FLOPS),
     ResultColumn(
         pattern="trained_params", words="parameters that a client trains", kind="count", better="smaller"
     ),
@@ -170,6 +173,23 @@ COLUMNS = (
     ),
 )
 """All columns that the engine writes, in the order in which most rows have them."""
+
+Unit: TypeAlias = Literal["steps", "examples", "flops", "bytes"]
+"""Unit of the work of which methods that are compared may have as much as each other (`equal`)."""
+
+WORK: Mapping[str, tuple[ResultColumn, ...]] = {
+    "steps": (LOCAL_STEPS,),
+    "examples": (LOCAL_EXAMPLES,),
+    "tokens": (LOCAL_TOKENS,),
+    "flops": (FLOPS,),
+    "bytes": (BYTES_UP, BYTES_DOWN),
+}
+"""The columns of a round that say how much work it was, by unit."""
+
+
+def work_in(unit: str, rows: Sequence[Mapping[str, Any]]) -> float:
+    """The work of some rounds in a unit of `WORK`; 0 where it was not counted."""
+    return float(sum(column.total(rows) for column in WORK[unit]))
 
 
 def is_result(name: str) -> bool:

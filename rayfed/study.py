@@ -29,13 +29,15 @@ crash or kill -9, it goes on. The keys of the file:
   grid: {train.lr: [0.01, 0.1]}      values by key
   seeds: 3                           or a list of seeds
   margin: 0.01                       difference that counts as equally good
+  equal: examples                    what all methods have as much of: steps,
+                                     examples, flops or bytes
   output: runs/rates                 by default runs/ and the name of the file
   at_once: 2                         cells side by side, or auto
 A protocol is an override of the experiment: protocol=leave_one_out. For example
   python -m rayfed.study rates.yaml at_once=2
 """
 
-KEYS = ("experiment", "methods", "grid", "seeds", "margin", "output", "at_once")
+KEYS = ("experiment", "methods", "grid", "seeds", "margin", "equal", "output", "at_once")
 """Keys of the file."""
 
 OVERRIDES = ("output", "at_once", "seeds")
@@ -100,7 +102,7 @@ def study_of(tree: Mapping[str, Any]) -> Study:
 
     common = _overrides("experiment", tree.get("experiment", []))
     methods, space, seeds = tree.get("methods"), tree.get("grid") or {}, tree.get("seeds", 1)
-    margin = tree.get("margin")
+    margin, equal = tree.get("margin"), tree.get("equal")
     for key, value in (("methods", methods or {}), ("grid", space)):
         if not isinstance(value, Mapping):
             raise ConfigError(f"study: {key}: {shown(value)} is no mapping of names")
@@ -112,8 +114,8 @@ def study_of(tree: Mapping[str, Any]) -> Study:
             str(name): Experiment.from_overrides([*common, *_of_method(str(name), own)])
             for name, own in methods.items()
         }
-        return grid(named, space, seeds, margin)
-    return grid(Experiment.from_overrides(common), space, seeds, margin)
+        return grid(named, space, seeds, margin, equal)
+    return grid(Experiment.from_overrides(common), space, seeds, margin, equal)
 
 
 def _of_method(name: str, value: Any) -> list[str]:

@@ -21,6 +21,7 @@ SUBJECTS = {
         "group_reports",
         "options",
         "private",
+        "private_attacks",
         "rounds_by_hand",
         "wiring",
     },

@@ -35,7 +35,7 @@ BINDING = ("cluster.threads", "checkpoint.best")
 ENDING = ("rounds", "stop")
 """Keys that say after which round a run ends; a run that is continued may end later."""
 
-OF_A_COMMAND = ("compare", "compare_options", "equal_steps", "protocol")
+OF_A_COMMAND = ("compare", "compare_options", "equal", "equal_steps", "protocol")
 """Keys of a command with several runs, which are none of a run."""
 
 

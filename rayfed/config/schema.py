@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 
 import yaml
 
+from rayfed.columns import Unit
 from rayfed.config.check_keys import UnknownKeyError, advice, parse, plain, whole
 from rayfed.config.compose import (
     CHOOSES,
@@ -78,8 +79,9 @@ class Request(Config):
             (docs/many_runs.md); one table and one figure show all.
         compare_options: What a command that compares methods says of `server` and `local`, filled in by it:
             every compared method gets the values of those keys that it has, not only the first one.
-        equal_steps: Methods that would train less often than another one make more passes (`train.epochs`),
-            so that all train on as many batches.
+        equal: What all methods have as much of as the one that has most with these rounds: training batches
+            (`steps`), `examples` in them, operations (`flops`) or `bytes` sent and received. The others run
+            more rounds.
         protocol: Several runs with one table (docs/many_runs.md): `leave_one_out`, one for each domain, which
             no client owns in it; `few_shot`, one for each number in `data.shots`; `unseen_clients`, some
             clients never train; `cross_domain`, `base_to_new` and `cross_dataset`, with scores on domains,
@@ -88,7 +90,7 @@ class Request(Config):
 
     compare: str | tuple[str, ...] = ()
     compare_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    equal_steps: bool = False
+    equal: Unit | None = None
     protocol: ProtocolName = "single"
 
     def alone(self) -> Config:

@@ -27,6 +27,8 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: A path begins with `~` and names no home folder, the system allows no such path, or a
             short form has a value that it cannot have.
     """
+    if "equal_steps" in tree:
+        tree = _without_equal_steps(tree)
     data = tree.get("data")
     if isinstance(data, Mapping) and isinstance(data.get("partition"), str):
         data = {**data, "partition": {"file": data["partition"]}}
@@ -43,6 +45,20 @@ def spelled_out(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in (*PATHS, *(f"data.targets.{name}.root" for name in _targets(tree))):
         tree = _at_home(tree, key.split("."), key)
     return tree
+
+
+def _without_equal_steps(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same without a key that earlier versions wrote.
+
+    Raises:
+        ConfigError: It is set.
+    """
+    if tree["equal_steps"]:
+        raise ConfigError(
+            f"equal_steps: {shown(tree['equal_steps'])} is equal=steps now (or examples, flops, bytes), with "
+            f"which methods that train less run more rounds; set equal=steps"
+        )
+    return {key: value for key, value in tree.items() if key != "equal_steps"}
 
 
 def _targets(tree: Mapping[str, Any]) -> Iterable[str]:

@@ -23,7 +23,6 @@ from rayfed.devices import (
     peak_memory,
     reserved_memory,
     reset_peak,
-    settings_restored,
     total_memory,
 )
 from rayfed.engine.loop import RoundPlan, cohort_of, score_global
@@ -271,27 +270,6 @@ class _Played:
     scored: int
     cohort: Cohort
     state: ServerState
-
-
-@settings_restored()
-def batches_a_step(setup: Setup) -> float:
-    """Training batches that a client takes for each step of `train`; 0: the method trains nothing.
-
-    The client with the fewest examples trains once, in this process: a method may take two batches for a
-    step, or train two models.
-
-    Raises:
-        RayFedError: The client failed.
-    """
-    experiment, context = setup.experiment, setup.context
-    if not experiment.server.trains:
-        return 0.0
-    cid = min(experiment.clients, key=lambda name: experiment.clients[name].num_examples)
-    lane = TimedExecutor(context, context.weights(), Policy(watchdog=None), torch.device(HOST))
-    state = replace(experiment.server.start(lane.worker.start_params()), round=0)
-    cohort = _cohort_of(experiment, lane, 0, [cid])
-    experiment.server.round(state, cohort, experiment.local)
-    return cohort.ledger.steps / context.train.steps(experiment.clients[cid].num_examples)
 
 
 def _group_of(experiment: RoundPlan, context: ClientContext, cid: str) -> list[str]:

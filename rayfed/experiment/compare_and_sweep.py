@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rayfed.columns import Unit
 from rayfed.errors import ConfigError, shown
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.study.cells import Study
@@ -26,6 +27,7 @@ def compare(
     at_once: int | Literal["auto"] = 1,
     stop: Stop | None = None,
     margin: float | None = None,
+    equal: Unit | None = None,
 ) -> Study:
     """Run experiments on the same seeds, as a study of methods, seeds, and the parts of their protocol.
 
@@ -39,6 +41,7 @@ def compare(
         at_once: Number of runs side by side, as of `Study.run`.
         stop: As of `Study.run`.
         margin: As of `Study`.
+        equal: As of `Study`.
 
     Returns:
         The study, whose `table` has a row for each experiment.
@@ -53,7 +56,7 @@ def compare(
     if len(named) < 2 or not chosen:
         what = f"{len(named)} experiments and {len(chosen)} seeds"
         raise ConfigError(f"compare: there are {what}; give two experiments or more, and one seed or more")
-    return grid(named, {}, chosen, margin).run(output, at_once, stop, quiet)
+    return grid(named, {}, chosen, margin, equal).run(output, at_once, stop, quiet)
 
 
 def grid(
@@ -61,6 +64,7 @@ def grid(
     space: Mapping[str, Sequence[Any] | Mapping[str, Any]] | None = None,
     seeds: int | Sequence[int] = 1,
     margin: float | None = None,
+    equal: Unit | None = None,
 ) -> Study:
     """A study with one cell for each experiment, each combination of values, and each seed; it is not run.
 
@@ -70,6 +74,7 @@ def grid(
             objects need one; None: only experiments and seeds differ.
         seeds: The seeds, or their number, counted from 0.
         margin: As of `Study`.
+        equal: As of `Study`.
 
     Returns:
         The study; its coordinates are `method`, the keys and `seed`.
@@ -96,7 +101,7 @@ def grid(
                 held = Fixed(replace(config, seed=int(seed)), experiment.given)
                 whole = {"method": method, **at, SEED: seed}
                 cells.append(({name: whole[name] for name in names}, held))
-    return Study(cells, margin=margin)
+    return Study(cells, margin=margin, equal=equal)
 
 
 def named_experiments(

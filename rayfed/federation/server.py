@@ -165,6 +165,14 @@ class Server:
         """
         return cls.uses_mean_only() or bool(vars(cls).get("sent_tensors_only", False))
 
+    def answers(self, clients: int) -> int:
+        """Number of answers that a round has, of which clients train in it at the same time.
+
+        Args:
+            clients: Number of clients that train at the same time.
+        """
+        return clients
+
     def record_weights(self, cohort: Cohort, updates: Sequence[Update], weights: Sequence[float]) -> None:
         """Add each client's weight to the table `aggregation`."""
         for update, weight in zip(updates, weights, strict=True):

@@ -16,9 +16,11 @@ from rayfed.columns import (
     SIGMA_TYPE,
     WORST_DOMAIN,
     WORST_NAME,
+    Unit,
     level_words,
     metric_of,
     share_of,
+    work_in,
 )
 from rayfed.config.variants import differing_values, trained_otherwise
 from rayfed.record.recorded_run import MODELS, RecordedRun
@@ -42,6 +44,7 @@ from rayfed.report.final_table import (
     total_steps,
     unevaluated_note,
 )
+from rayfed.report.work_notes import equal_notes
 from rayfed.terminal.table_formats import Table
 
 MOST_DOMAINS = 8
@@ -50,20 +53,22 @@ MOST_DOMAINS = 8
 STATISTICS = (MEAN, OVER_DOMAINS, WORST_DOMAIN, SIGMA_TYPE, SIGMA_CLIENT)
 """Statistics of a round's row that have a column."""
 
-COST = ("local steps", "on examples", "up + down, MB", "training, GFLOP", "trained parameters")
-"""Cost of all rounds: training batches of all clients and examples in them, bytes in both directions,
+TOKENS = "tokens"
+COST = ("local steps", "on examples", TOKENS, "up + down, MB", "training, GFLOP", "trained parameters")
+"""Cost of all rounds: training batches of all clients, examples and tokens in them, bytes in both directions,
 operations of all clients, and what a client trains."""
 
 HELD_OUT = "report_held_out"
 
 
-def table_of_methods(runs: Sequence[RecordedRun]) -> Table:
+def table_of_methods(runs: Sequence[RecordedRun], equal: Unit | None = None) -> Table:
     """Scores of several runs after their last scored rounds, one row for each method and kind of model.
 
     With `evaluation.table: clients`, the rows are those of the runs' own tables, one below the other.
 
     Args:
         runs: The runs; those whose folder does not exist are left out.
+        equal: What the methods were to have as much of; None: nothing.
     """
     runs = [run for run in runs if run.config]
     configs = [run.config for run in runs]
@@ -99,7 +104,12 @@ def table_of_methods(runs: Sequence[RecordedRun]) -> Table:
     again = (KINDS[kind] for kind in shown)
     statistics = (level_words(metric) if column is MEAN else column.words for column in STATISTICS)
     columns = ("method", "round", *names, *statistics, *again, *COST)
-    return Table(title, columns, rows, (*notes, *_of_some(scored), *_adapters(scored)))
+    place = columns.index(TOKENS)
+    if not any(row[place] for row in rows if len(row) > place):
+        columns, *rest = (tuple(each[:place] + each[place + 1 :]) for each in (columns, *rows))
+        rows = tuple(rest)
+    work = equal_notes([{run.method: [run.rounds] for run in runs}], equal) if equal else ()
+    return Table(title, columns, rows, (*notes, *_of_some(scored), *work, *_adapters(scored)))
 
 
 def _of_some(runs: Sequence[RecordedRun]) -> Iterator[str]:
@@ -154,7 +164,8 @@ def frozen_notes(config: Mapping[str, Any]) -> Iterator[str]:
 def _cost(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     gflops, trained = total_cost(history)
     sent = (BYTES_UP.total(history) + BYTES_DOWN.total(history)) / 1e6
-    steps = (f"{number:,}" if number else "" for number in total_steps(history))
+    counts = (*total_steps(history), int(work_in("tokens", history)))
+    steps = (f"{number:,}" if number else "" for number in counts)
     return *steps, f"{sent:,.1f}", *((f"{gflops:,.1f}", f"{trained:,}") if trained else ("", ""))
 
 

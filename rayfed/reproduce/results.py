@@ -427,7 +427,7 @@ def _steps(asked: TableStudy, finished: Finished) -> Iterator[str]:
             least = min(trained, key=lambda name: trained[name])
             yield (
                 f"{setting}: {most} trains on {trained[most] / trained[least]:.1f} times as many examples as "
-                f"{least}; equal_steps=true lets the other rows make more passes"
+                f"{least}; equal=examples gives the other rows more rounds"
             )
 
 

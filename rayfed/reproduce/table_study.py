@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rayfed.columns import Unit
 from rayfed.config import papers
 from rayfed.config.compose import ELSE
 from rayfed.config.config_changes import changes
@@ -18,12 +19,13 @@ from rayfed.config.schema import Request
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, shown, unknown
 from rayfed.executors.kinds.base import kind_of
+from rayfed.experiment.equal_work import checked_unit
 from rayfed.experiment.experiment import Experiment
 from rayfed.experiment.plan import prepared, protocol_runs
 from rayfed.experiment.study.cells import Study
 from rayfed.experiment.study.coordinates import PART, Key
 from rayfed.experiment.study.described import Fixed
-from rayfed.experiment.study.equal_cells import equally_trained
+from rayfed.experiment.study.equal_cells import with_equal_work
 from rayfed.experiment.study.run_cell import CommonParts
 from rayfed.user_files import parse_value, user_path
 
@@ -34,7 +36,7 @@ MOST_SEEDS = 1000
 METHOD = ("algorithm", "server", "local", "server.name", "local.name")
 """Keys that say which method a row is."""
 
-EQUAL, AT_ONCE = "equal_steps", "at_once"
+EQUAL, AT_ONCE = "equal", "at_once"
 """Overrides of the whole: rows that would train less than another one of their setting make more passes; and
 the number of cells side by side."""
 
@@ -130,7 +132,7 @@ def table_study(
     if seeds is not None and seeds > MOST_SEEDS:
         raise ConfigError(f"--seeds: {seeds} is more than {MOST_SEEDS} seeds; write --seeds 3, for example")
     own, of_whole = _split_overrides(overrides)
-    equal, of_cells = _equal_steps(own)
+    equal, of_cells = _equal(own)
     output = of_whole.get("output", "")
     path = user_path(output, "output") if output else Path("runs") / _folder_name(table, scale, own)
     count = list(table.seeds)[:seeds]
@@ -145,7 +147,7 @@ def table_study(
     }
     if equal and len({cell.row for cell in configs}) > 1:
         cells: dict[Key, Request] = {(*cell,): config for cell, config in configs.items()}
-        longer = equally_trained(cells, COORDINATES, (), CommonParts(), setups_of)
+        longer = with_equal_work(cells, COORDINATES, (), equal, CommonParts(), setups_of)
         configs = {cell: longer[cell] for cell in configs}
     shares_cluster = kind_of(next(iter(configs.values())).cluster).needs_cluster
     rows = dict.fromkeys(row for row, _ in pairs)
@@ -225,13 +227,12 @@ def _number_at_once(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def _equal_steps(overrides: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
-    """Tell whether all rows train equally often (`equal_steps=true`), and the overrides of the cells."""
+def _equal(overrides: Sequence[str]) -> tuple[Unit | None, tuple[str, ...]]:
+    """The unit of `equal=examples`, for the rows of a setting, and the overrides of the cells."""
     mine = [text for text in overrides if text.startswith(f"{EQUAL}=")]
     wanted = [parse_value(EQUAL, text.partition("=")[2]) for text in mine]
-    if not all(isinstance(value, bool) for value in wanted):
-        raise ConfigError(f"{EQUAL}: {shown(wanted[-1])} is neither true nor false")
-    return wanted[-1:] == [True], tuple(text for text in overrides if text not in mine)
+    rest = tuple(text for text in overrides if text not in mine)
+    return checked_unit(wanted[-1] if wanted else None), rest
 
 
 def _check_methods(

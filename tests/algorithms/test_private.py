@@ -15,6 +15,7 @@ from rayfed.config.schema import build_parts, load_config
 from rayfed.engine.loop import RoundPlan, close_round
 from rayfed.errors import ConfigError
 from rayfed.executors.inline import InlineExecutor
+from rayfed.federation import privacy_accountant
 from rayfed.federation.cohort import ClientInfo
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS
@@ -324,7 +325,11 @@ def test_with_noise_at_the_client_nothing_but_noisy_tensors_counts(name, cache):
             small_setup(*settings)
         assert "\n" not in str(caught.value)
         return
-    setup = small_setup(*settings)
+    assert changed_by_the_rest(small_setup(*settings)) == set()
+
+
+def changed_by_the_rest(setup):
+    """Tensors of the model that depend on what clients say besides their noisy tensors."""
     states = []
     for kind in (InlineExecutor, Altered):
         executor = kind(setup.context, setup.weights)
@@ -335,7 +340,19 @@ def test_with_noise_at_the_client_nothing_but_noisy_tensors_counts(name, cache):
             state = experiment.server.round(replace(state, round=round), cohort, experiment.local)
         states.append(state)
     plain, altered = states
-    assert {n for n, v in plain.params.items() if not torch.equal(v, altered.params[n])} == set()
+    return {n for n, v in plain.params.items() if not torch.equal(v, altered.params[n])}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("term", "server.t=5"), ("fedavg", "server.weighting=data_size")]
+)
+def test_what_clients_say_besides_counts_where_the_check_is_switched_off(name, setting, cache, monkeypatch):
+    """Otherwise the test above could not fail."""
+    settings = (f"algorithm={name}", *AT_CLIENT, setting, f"data.cache={cache}")
+    with pytest.raises(ConfigError, match="noise"):
+        small_setup(*settings)
+    monkeypatch.setattr(privacy_accountant, "_check_answers", lambda server: None)
+    assert changed_by_the_rest(small_setup(*settings))
 
 
 REFUSED_AT_CLIENT = frozenset(

@@ -12,11 +12,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, is_result, share_of
+from rayfed.columns import ADAPTED, HELD_OUT, UNSEEN, Unit, is_result, share_of
 from rayfed.config.schema import Config, Request
 from rayfed.config.variants import PROTOCOLS
 from rayfed.errors import ConfigError, PartsFailedError, adding, count_of, unknown
 from rayfed.evaluation.family_tests import LEVEL, MARGIN, resolution_in_words
+from rayfed.experiment.equal_work import checked_unit
 from rayfed.experiment.finished_run import Run
 from rayfed.experiment.kept_session import QUIETLY, Shown
 from rayfed.experiment.single_run import Show
@@ -32,7 +33,7 @@ from rayfed.experiment.study.coordinates import (
     row_of,
 )
 from rayfed.experiment.study.described import Described, Fixed, RecordedExperiment, one_method
-from rayfed.experiment.study.equal_cells import equally_trained
+from rayfed.experiment.study.equal_cells import METHOD, with_equal_work
 from rayfed.experiment.study.paired_tests import check_share, checked_margin, paired_tests
 from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.protocol_cells import protocol_cells, protocol_of
@@ -42,6 +43,7 @@ from rayfed.experiment.study.schedule import Schedule, again, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
 from rayfed.record.recorded_run import Rule
+from rayfed.report.work_notes import COUNTED, Rounds, equal_notes, mean_work
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +75,7 @@ class Study:
         names: Sequence[str] | None = None,
         score: str | None = None,
         reported: Rule | None = None,
-        equal_steps: bool = False,
+        equal: Unit | None = None,
         margin: float | None = None,
     ) -> None:
         """Describe a study; nothing is read, checked or started before `run`.
@@ -91,8 +93,8 @@ class Study:
                 what no client has.
             reported: The round that is reported: the `last` evaluated one, or the one with the best
                 `validation` score; None: as the protocol has it, else the last one.
-            equal_steps: Multiply the passes over the data of methods that would train on fewer batches than
-                another one of their setting, until all train on as many.
+            equal: What all methods of a setting have as much of as the one that has most, to half a round:
+                `steps`, `examples`, `flops` or `bytes`. The others get more rounds.
             margin: Largest difference between rows that count as equally good, in the unit of the score;
                 None: 0.01 of a share such as an accuracy, and none of other scores. State it before the runs.
 
@@ -104,7 +106,8 @@ class Study:
         self._after = waits_of(after or {}, self.names, self.cells)
         self._score = score
         self._reported: Rule | None = reported
-        self._equal_steps = equal_steps
+        self._equal = checked_unit(equal)
+        self._is_equal = False
         self._margin = checked_margin(margin)
         self._protocol = ""
         self._scored: dict[Key, Key] = {}
@@ -224,7 +227,7 @@ class Study:
         ]
         study = cls(cells, score=manifest.score)
         study._reported, study._protocol = manifest.reported, manifest.protocol
-        study._margin = manifest.margin
+        study._margin, study._equal, study._is_equal = manifest.margin, manifest.equal, True
         study.path = study._folder = folder
         study._find_finished(manifest)
         return study
@@ -242,7 +245,7 @@ class Study:
 
         Raises:
             ConfigError: A config is wrong, compares methods, or its seed is not that of the coordinates.
-            RayFedError: A client that was tried for `equal_steps` failed.
+            RayFedError: A client that was tried for `equal` failed.
         """
         asked: dict[Key, Request] = {}
         for key, cell in self.cells.items():
@@ -259,8 +262,9 @@ class Study:
             configs = self._expand(protocol, asked, common)
         else:
             configs = {key: config.alone() for key, config in asked.items()}
-        if self._equal_steps or any(config.equal_steps for config in asked.values()):
-            return equally_trained(configs, self.names, self._scored, common)
+        self._equal = self._equal or next((each.equal for each in asked.values() if each.equal), None)
+        if self._equal and not self._is_equal:
+            return with_equal_work(configs, self.names, self._scored, self._equal, common)
         return configs
 
     def _expand(self, protocol: str, asked: Mapping[Key, Request], common: CommonParts) -> dict[Key, Config]:
@@ -312,6 +316,7 @@ class Study:
             changed = f"{self._margin} instead of {manifest.margin}"
             log.warning("margin: %s, with which cells were finished; verdicts follow the new one", changed)
         manifest.protocol, manifest.margin = self._protocol, self._margin
+        manifest.equal = self._equal
         manifest.search = self._record() or manifest.search
 
     def _record(self) -> dict[str, Any] | None:
@@ -575,8 +580,10 @@ class Study:
 
     @property
     def table(self) -> TableFrame:
-        """Mean, standard deviation over the seeds, mean over domains and worst client of each row.
+        """Mean, standard deviation over the seeds, mean over domains, worst client and work of each row.
 
+        The work is the mean over the row's runs: training batches of all clients (`local_steps`), examples
+        and tokens in them, operations of training, and bytes sent and received.
         `verdict` is that of `tests` against the first row, and `p_corrected` its p for all rows, where there
         are two seeds or more. `model` says whose scores these
         are (`Run.deployed`), where methods that deploy the clients' personal models are compared with
@@ -604,6 +611,7 @@ class Study:
             for name in (f"{metric}_domain", f"worst_client_{metric}"):
                 row[name] = own[name].mean() if name in own and own[name].notna().any() else None
             tested = label in tests.index
+            row |= mean_work([run.recorded.rounds for run in runs])
             row["p_corrected"] = tests.loc[label, "p_corrected"] if tested else None
             row["verdict"] = tests.loc[label, "verdict"] if tested else ""
             rows[label] = row
@@ -613,6 +621,7 @@ class Study:
         plain = pd.DataFrame.from_dict(rows, orient="index")
         if not pairs:
             plain = plain.drop(columns=["p_corrected", "verdict"])
+        plain = plain.drop(columns=[name for name in COUNTED if name in plain and plain[name].isna().all()])
         frame = TableFrame(plain.astype({name: float for name in plain if name not in ("model", "verdict")}))
         frame.attrs = {"title": self._title, "metric": metric, "notes": tuple(self.notes)}
         return frame
@@ -640,7 +649,20 @@ class Study:
         left = [f"{missing} of {len(self.cells)} cells are not finished"] if missing else []
         stopped = sum(not run.sha256 for run in self.finished.values())
         ended = [f"a rule stopped {stopped} of {len(self.cells)} cells early"] if stopped else []
-        return [*([values] if values else []), *whose, *left, *ended]
+        work = equal_notes(self._by_setting(), self._equal) if self._equal else []
+        return [*([values] if values else []), *whose, *work, *left, *ended]
+
+    def _by_setting(self) -> list[dict[str, list[Rounds]]]:
+        """The rounds of the finished runs of each row, for each setting; of the first seed."""
+        settings: dict[Key, dict[str, list[Rounds]]] = {}
+        first = self.seeds[0] if self.seeds else None
+        for key, run in self.finished.items():
+            at = dict(zip(self.names, key, strict=True))
+            if at.get(SEED) == first and key not in self._scored and run.sha256:
+                setting = tuple(value for name, value in at.items() if name not in (METHOD, PART, SEED))
+                label = self.labels[row_of(key, self.names)]
+                settings.setdefault(setting, {}).setdefault(label, []).append(run.recorded.rounds)
+        return list(settings.values())
 
     @property
     def best(self) -> str:

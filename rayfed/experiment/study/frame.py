@@ -21,6 +21,11 @@ KINDS: dict[str, Kind] = {
     "seeds_needed": "count",
     "verdict": "text",
     "against": "text",
+    "local_steps": "count",
+    "local_examples": "count",
+    "local_tokens": "count",
+    "flops": "number",
+    "bytes": "bytes",
 }
 """Kinds of columns that are no scores."""
 

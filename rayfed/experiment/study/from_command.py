@@ -42,7 +42,7 @@ from rayfed.terminal.table_formats import fit_width, terminal_width
 
 def makes_study(config: Request) -> bool:
     """Whether a command makes several runs: of methods that are compared, or of a protocol."""
-    return config.protocol in PROTOCOLS or bool(comparisons(config)) or config.equal_steps
+    return config.protocol in PROTOCOLS or bool(comparisons(config)) or config.equal is not None
 
 
 def check(config: Request) -> None:
@@ -50,7 +50,7 @@ def check(config: Request) -> None:
 
     Raises:
         ConfigError: Something in the input is wrong, or the folder holds an earlier run or files of others.
-        RayFedError: A client that was tried for `equal_steps` failed.
+        RayFedError: A client that was tried for `equal` failed.
     """
     _checked(config)
 
@@ -261,7 +261,8 @@ def report(path: Path, tell: Callable[[str], None], figures: bool) -> None:
             runs = runs.finished()
             tables = TABLES[study.protocol](runs) if runs.folders else Tables(())
         else:
-            tables = Tables((table_of_methods(list(map(RecordedRun, runs.folders.values()))),))
+            recorded = list(map(RecordedRun, runs.folders.values()))
+            tables = Tables((table_of_methods(recorded, Manifest.read(path).equal),))
         setting = PROTOCOLS[study.protocol].setting if study.protocol else "{name}"
         inside = {
             folder.relative_to(path).as_posix(): f"the run of {method}"

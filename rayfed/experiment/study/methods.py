@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def methods_study(config: Request, given: Mapping[str, Any]) -> Study:
     """A study of the methods that an experiment compares, on the same data, tuning and training.
 
-    With `equal_steps`, those that would train on fewer batches than another one make more passes.
+    With `equal`, those that would do less work than another one run more rounds.
 
     Args:
         config: The checked config of the experiment.
@@ -44,7 +44,7 @@ def methods_study(config: Request, given: Mapping[str, Any]) -> Study:
     for (method, each), name in zip(methods.items(), names, strict=True):
         at = {METHOD: name if names.count(name) == 1 else method, SEED: config.seed}
         cells.append((at, Fixed.of(_scoring_its_own(each), given, config.protocol)))
-    return Study(cells, equal_steps=config.equal_steps)
+    return Study(cells, equal=config.equal)
 
 
 def _scoring_its_own(config: Config) -> Config:

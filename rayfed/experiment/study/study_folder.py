@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rayfed.columns import Unit
 from rayfed.config.config_changes import HARMLESS, config_changes
 from rayfed.config.schema import Config, objects_of, to_dict
 from rayfed.errors import ConfigError
@@ -65,6 +66,7 @@ class Manifest:
         search: The trials of a search, as plain containers (`rayfed.experiment.study.trials`); None: it is
             none.
         margin: Largest difference between rows that count as equally good; None: that of the metric.
+        equal: What all methods of a setting have as much of; None: nothing was made equal.
         earlier: Folder to which what was in `path` was moved; None: there was nothing to keep.
     """
 
@@ -76,6 +78,7 @@ class Manifest:
     protocol: str = ""
     search: dict[str, Any] | None = None
     margin: float | None = None
+    equal: Unit | None = None
     earlier: Path | None = None
 
     @classmethod
@@ -103,6 +106,7 @@ class Manifest:
                 str(tree["protocol"]),
                 tree.get("search"),
                 tree.get("margin"),
+                tree.get("equal"),
             )
             return cls(path, names, entries, *facts)
 
@@ -125,6 +129,7 @@ class Manifest:
             "protocol": self.protocol,
             **({} if self.search is None else {"search": self.search}),
             **({} if self.margin is None else {"margin": self.margin}),
+            **({} if self.equal is None else {"equal": self.equal}),
             "cells": cells,
         }
         write_text(self.path / STUDY, to_json(tree, indent=1) + "\n")

@@ -38,6 +38,7 @@ from rayfed.columns import (
     is_larger_better,
     level_words,
     share_of,
+    work_in,
 )
 from rayfed.config.variants import PROTOCOLS, Protocol
 from rayfed.errors import ConfigError, count_of
@@ -428,10 +429,10 @@ UNSEEN = " (held out)"
 
 COST = (
     *(Column("sent", "bytes"), Column("local steps", "count"), Column("on examples", "count")),
-    *(Column("training, GFLOP", "number"), Column("trained parameters", "count")),
+    *(Column("tokens", "count"), Column("training, GFLOP", "number"), Column("trained parameters", "count")),
 )
-"""Columns about the cost of a run: bytes, training batches, examples in them and operations of all clients,
-and what one of them trains."""
+"""Columns about the cost of a run: bytes, training batches, examples and tokens in them, operations of all
+clients, and what one of them trains."""
 
 Groups = Mapping[str, Sequence[Member]]
 
@@ -642,7 +643,7 @@ def _rows_of(member: Member, statistics: Sequence[Callable[[Member], float | Non
     seconds = float(SECONDS.total(run.rounds))
     gflops, trained = total_cost(run.rounds)
     rest: list[Cell] = [run.reported.get("round"), f"{len(run.rounds)}/{run.planned}", sent]
-    rest += [number or None for number in total_steps(run.rounds)]
+    rest += [number or None for number in (*total_steps(run.rounds), int(work_in("tokens", run.rounds)))]
     rest += [gflops or None, trained or None, seconds, str(run.path)]
     own = [of(member) for of in statistics]
     means = (OVER_DOMAINS.words, run.number(OVER_DOMAINS), run.number(LOSS), own)

@@ -114,7 +114,7 @@ SURFACE = (
 def test_the_surface_grows_on_purpose_only():
     request = load_config([])
     assert tuple(to_dict(request.alone())) == SURFACE  # in the order of config.yaml
-    more = ("compare", "compare_options", "equal_steps", "protocol")
+    more = ("compare", "compare_options", "equal", "protocol")
     assert tuple(to_dict(request)) == (*SURFACE, *more)
     assert {f.name for f in dataclasses.fields(Config)} == set(SURFACE)
 
@@ -126,7 +126,7 @@ def test_the_config_of_a_run_has_nothing_of_a_command_with_several():
     assert set(to_dict(request)) - set(to_dict(alone)) == {
         "compare",
         "compare_options",
-        "equal_steps",
+        "equal",
         "protocol",
     }
     assert Request.of(alone, "few_shot").alone() == alone

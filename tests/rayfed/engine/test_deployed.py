@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 from torch import nn
 
@@ -325,3 +326,60 @@ def test_personal_models_of_a_population_are_validated_for_the_chosen_clients(sm
         )
         assert run.metrics["val_clients"] == 8
         assert run.metrics["clients_in_all"] == 50
+
+
+def numbers_of(shift, n, rng):
+    """Examples whose target falls with the input inside of a client and rises from client to client."""
+    x = rng.normal(size=(n, 1)) + shift
+    return x.astype("f4"), (2 * shift - x[:, 0] + 0.3 * rng.normal(size=n)).astype("f4")
+
+
+OVER_DOMAINS = {
+    "pearson": lambda o, y: float(np.corrcoef(o[:, 0], y)[0, 1]),
+    "rank": lambda o, y: float(spearmanr(o[:, 0], y).statistic),
+    "auc": lambda o, y: roc_auc_score(y > 0, o[:, 0]) if len(set((y > 0).tolist())) > 1 else float("nan"),
+}
+"""Metrics of a user, over all examples of a set."""
+
+
+@pytest.mark.parametrize("first", OVER_DOMAINS)
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("local", marks=STEADY)])
+def test_metrics_over_sets_of_a_domain_are_over_the_examples_of_its_clients(first, method):
+    """Two clients in each domain; inside of a client the correlation has another sign than over all."""
+    rng = np.random.default_rng(1)
+    shifts = {"a": (-6, 40, "one"), "b": (6, 25, "one"), "c": (-3, 30, "two"), "d": (3, 11, "two")}
+    data = {
+        name: {"train": numbers_of(s, 8, rng), "test": numbers_of(s, n, rng), "domain": domain}
+        for name, (s, n, domain) in shifts.items()
+    }
+    task = rayfed.Task(
+        loss=lambda o, y: (o[:, 0] - y) ** 2,
+        over_set={name: OVER_DOMAINS[name] for name in sorted(OVER_DOMAINS, key=lambda name: name != first)},
+    )
+    run = run_of(
+        method, per_round="all", rounds=1, data=data, task=task, model=nn.Linear(1, 1), train={"lr": 1e-3}
+    )
+    outputs, truth, losses = {}, {}, {}
+    for name, own in data.items():
+        x, y = (torch.tensor(values) for values in own["test"])
+        with torch.no_grad():
+            outputs[name], truth[name] = deployed(run, method, name)(x), y
+        losses[name] = float(((outputs[name][:, 0] - y) ** 2).mean())
+    model = "personal" if method == "local" else "global"
+    scores = pd.DataFrame(run.recorded.scores_at(1))
+    scores = scores[(scores["model"] == model) & (scores["exchange"] == "report_domains")]
+    found = scores.set_index(["client", "metric"])["value"]
+    groups = {"one": ("a", "b"), "two": ("c", "d"), None: (*data,)}
+    for domain, names in groups.items():
+        together = (torch.cat([values[name] for name in names]).numpy() for values in (outputs, truth))
+        o, y = together
+        for metric, of in OVER_DOMAINS.items():
+            value = run.metrics[metric] if domain is None else found[domain, metric]
+            assert value == pytest.approx(of(o, y))
+        if domain:
+            counts = [len(truth[name]) for name in names]
+            wanted = np.average([losses[name] for name in names], weights=counts)
+            near(found[domain, "loss"], wanted, 100)  # as of the losses above
+    inside = [OVER_DOMAINS["pearson"](outputs[name].numpy(), truth[name].numpy()) for name in data]
+    over = OVER_DOMAINS["pearson"](*(torch.cat([*each.values()]).numpy() for each in (outputs, truth)))
+    assert all(each * over < 0 for each in inside)

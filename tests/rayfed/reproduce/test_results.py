@@ -156,10 +156,10 @@ def test_notes_say_how_often_each_row_trains_and_how_to_make_it_equal():
     notes = compare(asked, finished).notes
     counts = "none 100 on 3,000; FedGCR 200 on 6,000"
     assert f"dif10: local steps of all clients and rounds, and examples in them: {counts}" in notes
-    wanted = "dif10: FedGCR trains on 2.0 times as many examples as none; equal_steps=true lets"
+    wanted = "dif10: FedGCR trains on 2.0 times as many examples as none; equal=examples gives"
     assert any(note.startswith(wanted) for note in notes)
     alike = {cell: scored(cell, {**done.scores, EXAMPLES: 3000.0}) for cell, done in finished.items()}
-    assert not any("equal steps" in note for note in compare(asked, alike).notes)
+    assert not any("equal=" in note for note in compare(asked, alike).notes)
 
 
 def test_a_note_says_how_far_each_row_was_after_half_of_the_rounds():
