@@ -3,8 +3,8 @@
     python -m benchmarks.sum_cost
 
 Both are measured in turns in one process, on one thread; the fastest of some turns counts. The messages have
-the shapes of ViT-S/16: LoRA of rank 8 in all linear layers of 12 blocks with a head, and all of its parameters.
-They are compared with the processor time of a training step of full tuning with a batch of 32 images.
+the shapes of ViT-S/16: LoRA of rank 8 in all linear layers of 12 blocks with a head, and all parameters. They
+are compared with the processor time of a training step of full tuning with a batch of 32 images.
 """
 
 from __future__ import annotations

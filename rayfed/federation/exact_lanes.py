@@ -222,7 +222,7 @@ def rounded_quotient(lanes: Sequence[Tensor], mass: Fraction, dtype: torch.dtype
     quotient = (total / divisor).add_(rest.div_(divisor))
     result = narrow(quotient * (1 - DOUBT), dtype)
     other = narrow(quotient * (1 + DOUBT), dtype)
-    doubtful = ((result != other) & other.isfinite()).nonzero()[:, 0]
+    doubtful = (result != other).nonzero()[:, 0]
     if len(doubtful):
         low, high = result[doubtful].double(), other[doubtful].double()
         middle = (low + high) / 2

@@ -186,6 +186,21 @@ def test_special_values():
     assert digest({"a": one}) == digest({"a": other})
 
 
+@pytest.mark.parametrize(("last", "expected"), [(1.0, 1.0), (1 + 2.0**-23, 1 + 2.0**-23)])
+def test_a_sum_of_weights_that_no_float_holds_decides_a_tie(last, expected):
+    """With weights W, W and 1 the mean is on the side of 1 + 2^-24 on which the last value is; W = 2^53."""
+    total = ExactSum()
+    for value, weight in ((1.0, 2.0**53), (1 + 2.0**-23, 2.0**53), (last, 1.0)):
+        total.add([{"a": torch.tensor([value])}], [weight])
+    assert total.mean()["a"].item() == expected
+
+
+def test_the_type_of_a_mean_is_the_one_that_holds_all_clients_values():
+    updates = [Update(client=str(t), params={"a": torch.tensor([1.0], dtype=t)}) for t in BITS]
+    for order in (updates, updates[::-1]):
+        assert mean_by_name(order, [1, 1, 1])["a"].dtype == torch.float32
+
+
 def test_values_in_float64_beyond_the_room():
     value = torch.tensor([2.0**701, -(2.0**701), 2.0**700, 2.0**-800, 2.0**-766], dtype=torch.float64)
     mean = mean_by_name([Update(client="x", params={"a": value})], [3])["a"]
