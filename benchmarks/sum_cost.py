@@ -1,4 +1,4 @@
-"""Processor time of the exact mean of clients' tensors beside a mean that rounds every addition.
+"""Processor time of the exact mean of clients, and of one with rounded additions.
 
     python -m benchmarks.sum_cost
 
