@@ -24,15 +24,15 @@ counted as traffic. It is not added to the frozen weight, of which all processes
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rayfed.federation.exact_sum import ExactSum, in_range
 from rayfed.types import RESIDUAL, Params, Update, is_statistic
 
 Weighting: TypeAlias = Literal["data_size", "uniform", "tokens"]
@@ -45,21 +45,41 @@ A, B = "lora_A", "lora_B"
 RELATIVE_ZERO = 1e-6
 """Singular values below this fraction of the largest one are treated as zero."""
 
+SUMMED_AT_ONCE = 2**16
+"""Values of a client in one sum: of several small tensors, or of a part of a large one."""
+
 
 def client_weights(updates: Sequence[Update], weighting: Weighting) -> list[float]:
     """One weight per update, summing to 1; tokens counts examples where no client learned any token."""
-    raw = [1.0 if weighting == "uniform" else float(u.num_examples) for u in updates]
+    counts = client_counts(updates, weighting)
+    total = sum(counts)
+    return [count / total for count in counts]
+
+
+def client_counts(updates: Sequence[Update], weighting: Weighting) -> list[float]:
+    """The whole numbers that `client_weights` divides by their sum."""
     if weighting == "tokens" and any(u.learned for u in updates):
-        raw = [float(u.learned) for u in updates]
-    total = sum(raw)
-    return [w / total for w in raw]
+        return [float(u.learned) for u in updates]
+    return [1.0 if weighting == "uniform" else float(u.num_examples) for u in updates]
+
+
+def before_division(
+    weights: Sequence[float], updates: Sequence[Update], weighting: Weighting
+) -> Sequence[float]:
+    """The numbers of `client_counts` if the weights are these divided by their sum, or else the weights.
+
+    With them a mean has no error of these divisions, and no weight depends on which other clients answer.
+    """
+    counts = client_counts(updates, weighting)
+    total = sum(counts)
+    return counts if total and list(weights) == [count / total for count in counts] else weights
 
 
 def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
-    """Weighted mean of every name over the clients that hold it.
+    """Weighted mean of every name over the clients that hold it, exact up to its last rounding.
 
-    Updates are added one at a time in the order given, so that the result does not depend on where or when a
-    client ran.
+    The result depends on neither the order of the updates nor on where or when a client ran
+    (`rayfed.federation.exact_sum`). One tensor, or some small ones, are summed at a time.
 
     Args:
         updates: Answers of clients; each may hold any subset of the names.
@@ -74,46 +94,56 @@ def mean_by_name(updates: Sequence[Update], weights: Iterable[float]) -> Params:
             clients sent different shapes under one name.
     """
     held = _with_weight(updates, [float(w) for w in weights])
-    if held and all(update.params.keys() == held[0][0].params.keys() for update, _ in held):
-        return _mean_of_all(held)
-    mass: dict[str, float] = {}
-    for update, weight in held:
+    _check_shapes([update for update, _ in held])
+    holders: dict[str, list[int]] = {}
+    for index, (update, _) in enumerate(held):
         for name in update.params:
-            mass[name] = mass.get(name, 0.0) + weight
+            holders.setdefault(name, []).append(index)
+    same: dict[tuple[int, ...], list[str]] = {}
+    for name, indices in holders.items():
+        same.setdefault(tuple(indices), []).append(name)
     mean: Params = {}
-    for update, weight in held:
+    for those, names in same.items():
+        exact = in_range([held[index][1] for index in those])
+        counted = [(held[i][0].params, weight) for i, weight in zip(those, exact, strict=True) if weight]
+        shares = [weight for _, weight in counted]
+        for some in _parts(counted[0][0], names):
+            mean |= _exact_mean([{name: params[name] for name in some} for params, _ in counted], shares)
+    return {name: mean[name] for name in holders}
+
+
+def _exact_mean(clients: Sequence[Params], weights: Sequence[Fraction]) -> Params:
+    """Weighted mean of names that all clients hold; a large tensor is summed part by part."""
+    name, first = next(iter(clients[0].items()))
+    if len(clients[0]) > 1 or first.numel() <= SUMMED_AT_ONCE:
+        total = ExactSum()
+        total.add(clients, weights)
+        return total.mean()
+    flat = [client[name].reshape(-1).split(SUMMED_AT_ONCE) for client in clients]
+    parts = [_exact_mean([{name: one} for one in part], weights)[name] for part in zip(*flat, strict=True)]
+    return {name: torch.cat(parts).view(first.shape)}
+
+
+def _parts(params: Params, names: Sequence[str]) -> Iterator[list[str]]:
+    """Names in groups, each of at most `SUMMED_AT_ONCE` values or of one tensor."""
+    part: list[str] = []
+    values = 0
+    for name in names:
+        values += params[name].numel()
+        if part and values > SUMMED_AT_ONCE:
+            yield part
+            part, values = [], params[name].numel()
+        part.append(name)
+    yield part
+
+
+def _check_shapes(updates: Sequence[Update]) -> None:
+    shapes: dict[str, torch.Size] = {}
+    for update in updates:
         for name, value in update.params.items():
-            share = weight / mass[name]
-            if name not in mean:
-                mean[name] = value * share
-            else:
-                _check_shapes(update, [name], [value.shape], [mean[name].shape])
-                mean[name].add_(value, alpha=share)
-    return mean
-
-
-def _mean_of_all(held: Sequence[tuple[Update, float]]) -> Params:
-    """As `mean_by_name` where all updates hold the same names: the same bits in half the time."""
-    mass = functools.reduce(operator.add, (weight for _, weight in held), 0.0)
-    first, weight = held[0]
-    names = list(first.params)
-    mean = [value * (weight / mass) for value in first.params.values()]
-    shapes = [value.shape for value in mean]
-    for update, weight in held[1:]:
-        values = [update.params[name] for name in names]
-        _check_shapes(update, names, [value.shape for value in values], shapes)
-        if names:
-            torch._foreach_add_(mean, values, alpha=weight / mass)
-    return dict(zip(names, mean, strict=True))
-
-
-def _check_shapes(
-    update: Update, names: Sequence[str], sent: Sequence[torch.Size], others: Sequence[torch.Size]
-) -> None:
-    if sent != others:
-        name, own, other = next(x for x in zip(names, sent, others, strict=True) if x[1] != x[2])
-        shapes = f"{tuple(own)}, but other clients sent {tuple(other)}"
-        raise ValueError(f"client {update.client!r} sent {name!r} with shape {shapes}")
+            if (other := shapes.setdefault(name, value.shape)) != value.shape:
+                text = f"{tuple(value.shape)}, but other clients sent {tuple(other)}"
+                raise ValueError(f"client {update.client!r} sent {name!r} with shape {text}")
 
 
 def _with_weight(updates: Sequence[Update], weights: Sequence[float]) -> list[tuple[Update, float]]:

@@ -13,6 +13,7 @@ from rayfed.federation.aggregation import (
     EXACT,
     LoraRule,
     Weighting,
+    before_division,
     client_weights,
     exact_mean,
     mean_by_name,
@@ -184,6 +185,7 @@ class Server:
 
     def average(self, state: ServerState, updates: Sequence[Update], weights: Sequence[float]) -> ServerState:
         """Weighted mean of each name over the clients that sent it; other names keep their value."""
+        weights = before_division(weights, updates, self.weighting)
         mean = mean_by_name(updates, weights)
         if self.lora_agg == "product_svd":
             mean |= product_mean(updates, weights, state.params)

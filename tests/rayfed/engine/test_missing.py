@@ -63,8 +63,7 @@ def test_weights_are_renormalised_over_those_that_answered(cache):
     executor.failing = (first,)
     (done,) = run_rounds(setup.experiment, executor, setup.start)
     survivors = [executor.seen[cid] for cid in others]
-    total = sum(u.num_examples for u in survivors)
-    mean = mean_by_name(survivors, [u.num_examples / total for u in survivors])
+    mean = mean_by_name(survivors, [u.num_examples for u in survivors])
     assert all(torch.equal(done.state.params[n], v) for n, v in mean.items())
     assert sum(row["weight"] for row in done.ledger.tables["aggregation"]) == pytest.approx(1)
     assert (done.row["missing"], done.ledger.missing) == (1, [first])

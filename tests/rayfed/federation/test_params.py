@@ -6,6 +6,7 @@ import torch
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.params import digest, sq_distance, subtract
 from rayfed.types import Broadcast, ServerState, Update, block_of, num_bytes
+from tests.rounding import near
 
 
 def update(client, num_examples=1, **params):
@@ -61,8 +62,9 @@ def test_the_bits_of_a_mean_do_not_depend_on_which_other_names_clients_hold():
         by_hand = each[0][name] * (weights[0] / sum(weights))
         for params, weight in zip(each[1:], weights[1:], strict=True):
             by_hand.add_(params[name], alpha=weight / sum(weights))
-        assert torch.equal(value, by_hand)
-        assert torch.equal(mixed[name], by_hand)
+        assert torch.equal(mixed[name], value)
+        # By hand each of the five numbers is multiplied and added; the largest is below 3.
+        near(value.double(), by_hand.double(), 2 * 5, 3.0, kinds[name])
 
 
 def test_clients_may_send_nothing():
