@@ -32,7 +32,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rayfed.federation.exact_sum import ExactSum, in_range
+from rayfed.federation.exact_sum import in_range, mean_at_once
 from rayfed.types import RESIDUAL, Params, Update, is_statistic
 
 Weighting: TypeAlias = Literal["data_size", "uniform", "tokens"]
@@ -116,9 +116,7 @@ def _exact_mean(clients: Sequence[Params], weights: Sequence[Fraction]) -> Param
     """Weighted mean of names that all clients hold; a large tensor is summed part by part."""
     name, first = next(iter(clients[0].items()))
     if len(clients[0]) > 1 or first.numel() <= SUMMED_AT_ONCE:
-        total = ExactSum()
-        total.add(clients, weights)
-        return total.mean()
+        return mean_at_once(clients, weights)
     flat = [client[name].reshape(-1).split(SUMMED_AT_ONCE) for client in clients]
     parts = [_exact_mean([{name: one} for one in part], weights)[name] for part in zip(*flat, strict=True)]
     return {name: torch.cat(parts).view(first.shape)}

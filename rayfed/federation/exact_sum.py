@@ -25,7 +25,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rayfed.federation.exact_lanes import ExactLanes
+from rayfed.federation.exact_lanes import ExactLanes, rounded_quotient
 from rayfed.types import Params
 
 RANGE = 200
@@ -90,6 +90,68 @@ class ExactSum:
         if layout not in self._sums:
             self._sums[layout] = ExactLanes(size, device)
         return self._sums[layout]
+
+
+def mean_at_once(clients: Sequence[Mapping[str, Tensor]], weights: Sequence[Fraction]) -> Params:
+    """The mean of `ExactSum`, to the bit, of clients that are all here: in a third of the time for most values.
+
+    Args:
+        clients: As of `ExactSum.add`.
+        weights: As of `ExactSum.add`.
+    """
+    means: Params = {}
+    for dtype, names in _names_by_type(clients).items():
+        rows = [_flat([client[name] for name in names]) for client in clients]
+        if {row.dtype for row in rows} == {dtype} and _can_be_quick(dtype, weights):
+            flat = _quick_mean(rows, weights, dtype)
+            parts = flat.split([clients[0][name].numel() for name in names])
+            means |= {n: part.view(clients[0][n].shape).clone() for n, part in zip(names, parts, strict=True)}
+        else:
+            total = ExactSum()
+            total.add([{name: client[name] for name in names} for client in clients], weights)
+            means |= total.mean()
+    return {name: means[name] for name in clients[0]}
+
+
+MOST_WEIGHT = 2**24
+"""Largest sum of weights, whole numbers, of a quick mean."""
+SPARE = 29
+"""Bits of a float64 besides those of a value in float32: 53 - 24."""
+AT_ONCE = 2**16
+"""Values, of all clients together, that stay in a processor's cache."""
+
+
+def _can_be_quick(dtype: torch.dtype, weights: Sequence[Fraction]) -> bool:
+    """Whether `_quick_mean` takes values of a type with these weights."""
+    whole = all(weight.denominator == 1 for weight in weights)
+    return dtype in (torch.float32, torch.bfloat16, torch.float16) and whole and sum(weights) <= MOST_WEIGHT
+
+
+def _quick_mean(rows: Sequence[Tensor], weights: Sequence[Fraction], dtype: torch.dtype) -> Tensor:
+    """The weighted mean of rows, each of shape (n,), with sums in float64 where these have no error.
+
+    All terms of a sum are whole multiples of the last bit of its smallest value that is not 0, and no partial
+    sum is above the largest value times the sum of the weights. Where both fit into the bits of a float64, no
+    addition rounds, in whatever order. The other sums, and those with a zero, are left to `ExactLanes`.
+    """
+    size, total = len(rows[0]), sum(weights)
+    factors = torch.tensor([float(weight) for weight in weights], dtype=torch.float64, device=rows[0].device)
+    sums = torch.empty(size, dtype=torch.float64, device=rows[0].device)
+    is_exact = torch.empty(size, dtype=torch.bool, device=rows[0].device)
+    most = 2.0**SPARE / float(total)
+    width = max(AT_ONCE // len(rows), 1)
+    for low in range(0, size, width):
+        block = torch.stack([row[low : low + width] for row in rows])
+        sums[low : low + width] = factors @ block.double()
+        block = block.float().abs_()
+        is_exact[low : low + width] = block.amax(0) <= block.amin(0) * most
+    mean = rounded_quotient([sums.add_(0.0)], total, dtype)  # + 0.0: a mean of zeros is +0
+    if not is_exact.all():
+        rest = (~is_exact).nonzero()[:, 0]
+        lanes = ExactLanes(len(rest), mean.device)
+        lanes.add([row[rest] for row in rows], weights)
+        mean[rest] = lanes.mean(dtype)
+    return mean
 
 
 def _mean_of(name: str, parts: Sequence[tuple[torch.dtype, torch.Size, ExactLanes]]) -> Tensor:

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from rayfed.federation import exact_lanes
+from rayfed.federation import exact_lanes, exact_sum
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.exact_sum import ExactSum
 from rayfed.federation.params import digest
@@ -236,3 +236,29 @@ def test_different_shapes_in_two_sums_are_refused():
     one.merge(two)
     with pytest.raises(ValueError, match=r"'a' with shapes \(2,\) and \(3,\)"):
         one.mean()
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_a_quick_mean_has_the_bits_of_one_without_rounding(dtype, monkeypatch):
+    draw = torch.Generator().manual_seed(2)
+    kept = torch.randn(3000, generator=draw) * 0.02
+    clients = [(kept + torch.randn(3000, generator=draw) * 0.01).to(dtype) for _ in range(11)]
+    clients[3][:40], clients[5][20:60], clients[7][50:90] = 0.0, -0.0, 1e-30
+    clients[2][100], clients[4][101], clients[6][102] = nan, inf, torch.finfo(dtype).tiny
+    for client in clients:
+        client[200:240] = -0.0
+    weights = [Fraction(30 + i) for i in range(11)]
+    left = []
+    whole = exact_sum.ExactLanes.add
+    monkeypatch.setattr(
+        exact_sum.ExactLanes,
+        "add",
+        lambda self, rows, shares: (left.append(self.size), whole(self, rows, shares)),
+    )
+    quick = exact_sum.mean_at_once([{"a": client} for client in clients], weights)["a"]
+    assert sum(left) < 600  # most sums have no error in float64
+    total = ExactSum()
+    total.add([{"a": client} for client in clients], weights)
+    exact = total.mean()["a"]
+    assert torch.equal(quick.view(BITS[dtype]), exact.view(BITS[dtype]))
+    assert not quick[200:240].signbit().any()
