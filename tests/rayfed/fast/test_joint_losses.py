@@ -14,7 +14,7 @@ from tests.rayfed.fast.test_group import UNEVEN, Answers, moved, played, prepare
 from tests.rayfed.fast.test_group_device import judge
 from tests.rounding import equally_near, exact_numbers, exact_setup, near
 
-SMALL = ("data.limit=40", UNEVEN, "train.batch_size=4", "train.local_steps=3")
+SMALL = ("data.limit=40", UNEVEN, "train.batch_size=16", "train.local_steps=2")
 """Clients whose last batches have unequally many images."""
 
 STEADILY = ("train.optimizer=adam", "train.lr=0.001", "train.eps=1e-2")
@@ -23,7 +23,7 @@ STEADILY = ("train.optimizer=adam", "train.lr=0.001", "train.eps=1e-2")
 
 @pytest.fixture
 def joint(monkeypatch):
-    """Numbers of clients that computed a loss together; empty all computed theirs alone."""
+    """Numbers of clients that computed a loss together; empty where all computed theirs alone."""
     counts = []
     gradients = Group._gradients
 
