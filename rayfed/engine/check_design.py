@@ -5,7 +5,7 @@ A model that is to be scored on other data (`evaluation.model_of`) must have bee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import psutil
 from torch import nn
 
-from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values
+from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values, scale_of, share_of
 from rayfed.config.design import Design
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, ResourceError, one_line, unknown
-from rayfed.evaluation.stopping import AUTO, is_of_validation
+from rayfed.evaluation.stopping import AUTO, StopConfig, is_of_validation
 from rayfed.executors.worker import ClientContext
 from rayfed.federation.local import Local
 from rayfed.federation.noise_and_compression import ChannelStage
@@ -183,39 +183,60 @@ def check_stop(design: Design, goal: Objective, local: Local, has_clock: bool) -
             f"stop.virtual_seconds: {stop.virtual_seconds:g} needs the virtual clock; set "
             f"faults.seconds_per_example, or leave it out"
         )
-    if stop.target is not None and not is_of_validation(stop.metric) and better_values(stop.metric) is None:
-        raise ConfigError(
-            f"stop.metric: the name {stop.metric!r} does not say whether larger or smaller values are "
-            f"better; choose a score, such as {goal.metric}, or a loss"
-        )
-    if stop.patience is not None and not is_of_validation(stop.metric):
-        raise ConfigError(
-            f"stop.metric: {stop.metric!r} is of test examples, which must not choose the last round by "
-            f"stop.patience; choose val_{goal.metric} or val_loss"
-        )
-    if best is not None and not is_of_validation(best):
-        raise ConfigError(
-            f"checkpoint.best: {best!r} is not of validation examples; choose val_{goal.metric} or val_loss"
-        )
-    used = {"stop.metric": stop.metric} if stop.watches and is_of_validation(stop.metric) else {}
-    for key, column in (used | ({} if best is None else {"checkpoint.best": best})).items():
-        _check_validated(design, key, column, goal, local)
-
-
-def _check_validated(design: Design, key: str, column: str, goal: Objective, local: Local) -> None:
-    """Check that a rule finds its column of validation, and may look at it."""
     whose = (VALIDATED, GLOBAL_VALIDATED) if local.deploys == "personal" else (VALIDATED,)
     known = [AUTO, *(of + name for of in whose for name in (goal.metric, "loss"))]
-    if column not in known:
-        raise ConfigError(unknown(key, column, known))
+    if stop.watches:
+        used = "patience" if stop.patience is not None else "target"
+        _check_column("stop.metric", stop.metric, known, tests=stop.patience is None)
+        if is_of_validation(stop.metric):
+            _check_validated(design, f"stop.{used}: {getattr(stop, used):g}")
+        _check_target(stop, goal)
+    if best is not None:
+        _check_column("checkpoint.best", best, known, tests=False)
+        _check_validated(design, f"checkpoint.best: {best}")
+
+
+def _check_column(key: str, column: str, known: Sequence[str], tests: bool) -> None:
+    """Check that a rule may look at a column.
+
+    Args:
+        known: The columns of validation.
+        tests: Whether it may be of test examples.
+    """
+    if column in known:
+        return
+    is_score = better_values(column) is not None and not is_of_validation(column)
+    if not is_score:
+        more = ", or a score of test examples" if tests else ""
+        raise ConfigError(unknown(key, column, known) + more)
+    if not tests:
+        raise ConfigError(
+            f"{key}: {column!r} is of test examples, which must not choose a round; choose {known[1]} or "
+            f"{known[2]}"
+        )
+
+
+def _check_target(stop: StopConfig, goal: Objective) -> None:
+    """Check that a share, such as an accuracy, has a target that it can reach."""
+    share = share_of(goal.metric) if stop.metric == AUTO else scale_of(stop.metric)
+    is_loss = stop.metric.endswith("loss")
+    if stop.target is not None and stop.target > 1 and share != 1 and not is_loss:
+        raise ConfigError(
+            f"stop.target: {stop.target:g} is more than 1, and scores are fractions; write "
+            f"{stop.target / 100:g} for {stop.target:g} %"
+        )
+
+
+def _check_validated(design: Design, key: str) -> None:
+    """Check that a rule has validation examples, and may look at them. Args: key: its key and value."""
     if not design.evaluation.every:
-        raise ConfigError(f"{key}: {column} needs scored rounds, and evaluation.every is 0; set it to 1")
+        raise ConfigError(f"{key} needs scored rounds, and evaluation.every is 0; set it to 1")
     if not design.evaluation.validation:
-        raise ConfigError(f"{key}: {column} needs validation examples; set evaluation.validation=true")
+        raise ConfigError(f"{key} needs validation examples; set evaluation.validation=true")
     if any(isinstance(stage, ChannelStage) and stage.noise for stage in design.channel):
         raise ConfigError(
-            f"{key}: {column} is computed from validation examples of clients without noise, so that the "
-            f"round it chooses would tell about them, which epsilon does not count; leave it out, or channel"
+            f"{key} looks at validation examples of clients without noise, so that the round it chooses "
+            f"would tell about them, which epsilon does not count; leave it out, or channel"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
-from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values, metric_of
+from rayfed.columns import GLOBAL_VALIDATED, LOSS, VALIDATED, better_values, metric_of, scale_of
 from rayfed.errors import ConfigError, unknown
 from rayfed.types import Count, Row
 
@@ -76,6 +76,12 @@ def _goodness(row: Row, column: str) -> float | None:
     return float(value) if better_values(column) == "larger" else -float(value)
 
 
+def _shown(value: float, column: str) -> str:
+    """A value as the screen shows it: shares in percent."""
+    share = 1.0 if column.endswith(LOSS.pattern) else scale_of(column)
+    return f"{value * share:.4g}{'%' if share != 1 else ''}"
+
+
 class Stopping:
     """The rounds of one run so far, as the rule `stop` sees them.
 
@@ -122,7 +128,7 @@ class Stopping:
         sign = 1.0 if better_values(column) == "larger" else -1.0
         value = _goodness(row, column)
         if value is not None and rule.target is not None and value >= sign * rule.target:
-            self._end(row, f"{column} is {sign * value:.4g}, and stop.target is {rule.target:.4g}")
+            self._end(row, f"{column} is {_shown(sign * value, column)} (stop.target)")
         self._wait(row, column, value, sign)
 
     def _wait(self, row: Row, column: str, value: float | None, sign: float) -> None:
@@ -132,10 +138,13 @@ class Stopping:
             return
         self._waited += 1
         if self._rule.patience is not None and self._waited >= self._rule.patience and not self.reason:
-            best = "never finite"
-            if self._best is not None:
-                best = f"no better than {sign * self._best[0]:.4g} of round {self._best[1]}"
-            self._end(row, f"{column} was {best} in {self._waited} scored rounds (stop.patience)")
+            if self._best is None:
+                text = f"{column} is not finite in {self._waited} scored rounds"
+            else:
+                best, number = sign * self._best[0], self._best[1]
+                text = f"{column} has its best value, {_shown(best, column)}, in round {number}"
+                text = f"{text}, and {self._waited} scored rounds came after it"
+            self._end(row, f"{text} (stop.patience)")
 
     def _end(self, row: Row, reason: str) -> None:
         self.reason, self.round = reason, row["round"]

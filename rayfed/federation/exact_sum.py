@@ -134,7 +134,7 @@ def _quick_mean(rows: Sequence[Tensor], weights: Sequence[Fraction], dtype: torc
     sum is above the largest value times the sum of the weights. Where both fit into the bits of a float64, no
     addition rounds, in whatever order. The other sums, and those with a zero, are left to `ExactLanes`.
     """
-    size, total = len(rows[0]), sum(weights)
+    size, total = len(rows[0]), sum(weights, Fraction(0))
     factors = torch.tensor([float(weight) for weight in weights], dtype=torch.float64, device=rows[0].device)
     sums = torch.empty(size, dtype=torch.float64, device=rows[0].device)
     is_exact = torch.empty(size, dtype=torch.bool, device=rows[0].device)

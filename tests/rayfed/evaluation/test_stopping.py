@@ -1,5 +1,7 @@
 """The rule that ends a run early, and the best round, from rows alone."""
 
+from math import nan
+
 import pytest
 
 from rayfed.errors import ConfigError
@@ -55,8 +57,13 @@ def test_smaller_losses_are_better():
 
 def test_the_reason_says_what_was_seen():
     rule = Stopping(StopConfig(patience=2), rows(0.25, 0.5, 0.5, 0.25))
-    assert rule.reason == "val_accuracy was no better than 0.5 of round 2 in 2 scored rounds (stop.patience)"
-    assert Stopping(StopConfig(target=0.5), rows(0.6)).reason == "val_accuracy is 0.6, and stop.target is 0.5"
+    assert rule.reason == (
+        "val_accuracy has its best value, 50%, in round 2, and 2 scored rounds came after it (stop.patience)"
+    )
+    assert Stopping(StopConfig(target=0.5), rows(0.6)).reason == "val_accuracy is 60% (stop.target)"
+    loss = Stopping(StopConfig(metric="val_loss", target=0.5), rows(0.25, name="val_loss"))
+    assert loss.reason == "val_loss is 0.25 (stop.target)"
+    assert "not finite in 2 scored rounds" in Stopping(StopConfig(patience=2), rows(None, nan)).reason
     assert "30 of 25 virtual seconds" in Stopping(StopConfig(virtual_seconds=25), rows(0, 0, 0)).reason
 
 

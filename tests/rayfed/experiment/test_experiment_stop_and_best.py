@@ -129,7 +129,7 @@ def test_a_continued_run_is_that_of_a_later_rule(whole, tmp_path):
     later = own(checkpoint={"best": "val_loss"}).resume(tmp_path / "run")
     assert len(later.history) == 8
     assert same(later.params, tensors_after(whole, best_of(whole)))
-    with pytest.raises(ConfigError, match=r"stop: val_loss was no better .* has 8 rounds"):
+    with pytest.raises(ConfigError, match=r"stop: val_loss has its best value, .* has 8 rounds"):
         own(stop=rule, checkpoint={"best": "val_loss"}).resume(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"checkpoint\.best"):
         own(checkpoint={"best": "val_accuracy"}).resume(tmp_path / "run")
@@ -155,34 +155,40 @@ def test_personal_models_are_those_of_the_best_round(tmp_path):
         assert same(run.personal(name).state_dict(), cut.personal(name).state_dict())
 
 
+NOISE = {"channel": [{"clip": 1.0}, {"noise": 1.0}], "server": {"weighting": "uniform"}}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (
             {"stop": {"patience": 2}, "evaluation": {}},
-            r"stop\.metric: auto needs validation .*validation=true",
+            r"stop\.patience: 2 needs validation .*validation=true",
+        ),
+        (
+            {"stop": {"target": 0.5}, "evaluation": {}},
+            r"stop\.target: 0\.5 needs validation .*validation=true",
         ),
         (
             {"stop": {"metric": "accuracy", "patience": 2}},
             r"stop\.metric: 'accuracy' is of test .*val_accuracy",
         ),
         ({"stop": {"metric": "val_f1", "target": 2}}, r"stop\.metric: 'val_f1' does not exist"),
-        ({"stop": {"metric": "beta", "target": 2}}, r"stop\.metric: the name 'beta' does not say whether"),
+        ({"stop": {"metric": "foo", "patience": 2}}, r"stop\.metric: 'foo' does not exist.*val_accuracy"),
+        (
+            {"stop": {"metric": "beta", "target": 2}},
+            r"stop\.metric: 'beta' does not exist.* of test examples",
+        ),
+        ({"stop": {"target": 90}}, r"stop\.target: 90 is more than 1, .*write 0\.9 for 90 %"),
         ({"stop": {"virtual_seconds": 9}}, r"stop\.virtual_seconds: 9 needs .*faults\.seconds_per_example"),
         ({"stop": {"patience": 0}}, r"stop\.patience: 0"),
-        ({"checkpoint": {"best": "accuracy"}}, r"checkpoint\.best: 'accuracy' is not of validation"),
+        ({"checkpoint": {"best": "accuracy"}}, r"checkpoint\.best: 'accuracy' is of test examples"),
+        ({"checkpoint": {"best": "foo"}}, r"checkpoint\.best: 'foo' does not exist"),
         (
             {"checkpoint": {"best": "val_loss"}, "evaluation": {}},
             r"checkpoint\.best: val_loss needs validation",
         ),
-        (
-            {
-                "stop": {"patience": 2},
-                "channel": [{"clip": 1.0}, {"noise": 1.0}],
-                "server": {"weighting": "uniform"},
-            },
-            r"stop\.metric: auto is computed from .*epsilon",
-        ),
+        ({"stop": {"patience": 2}, **NOISE}, r"stop\.patience: 2 looks at .*epsilon"),
     ],
 )
 def test_rules_that_cannot_be_are_one_line(given, message):
