@@ -215,7 +215,8 @@ def _first_line(local: Local) -> str | None:
         own = getattr(type(local), name)
         if own is not getattr(Local, name):
             code = own.__code__
-            return f"{code.co_filename}:{code.co_firstlineno + 1}"
+            lines = (line for *_, line in code.co_lines() if line and line > code.co_firstlineno)
+            return f"{code.co_filename}:{min(lines)}"
     return None
 
 
