@@ -41,8 +41,8 @@ ALLOWED = {
     f"{A}/feddyn.py:alpha_of:alpha = float(sent.shared[FEDDYN_ALPHA])": "a number of Python in the message",
     f"{A}/feddyn.py:alpha_of:return alpha if mean is None else alpha * float(mean) / client.data.size("
     f'"train")': "a number of Python in the message",
-    f"{A}/fedgc.py:group_customization_loss:return back(F.cross_entropy(logits, torch.full((len(rows),), "
-    f"int(cluster), device=rows.device)))": "the number of the client's group, an int of the message",
+    f"{A}/fedgc.py:group_customization_loss:own = cluster if isinstance(cluster, Tensor) else torch.full((), "
+    f"int(cluster), device=rows.device)": "the number of the client's group, an int of the message",
     f"{A}/_grouping.py:client_representation:means = [rows[labels == label].mean(0) for label in "
     f"labels.unique()]": "one more wait than there are classes, once in a visit",
     f"{A}/hetlora.py:last_components:kept = max(1, int(self.gamma * rank))": "the rank is a number of Python",
