@@ -137,7 +137,8 @@ def table(done: Replay) -> Table:
         notes.append(", ".join(f"{name} {value:.6g}" for name, value in done.update.metrics.items()))
     same = done.is_as_recorded
     if same is not None:
-        notes.append("its metrics are those that the run recorded" if same else OTHERWISE)
+        what = f"round {done.other_round}, which was run again," if done.other_round else "it"
+        notes.append("it is as the run recorded it" if same else f"{what} {OTHERWISE}")
     if not done.alone:
         notes.append(
             "the answer is that of the group (train.group), the losses are those of the client alone"
@@ -147,8 +148,8 @@ def table(done: Replay) -> Table:
 
 
 OTHERWISE = (
-    "its metrics are NOT those that the run recorded: the run had another processor, GPU or version "
-    "(environment.json), or files of it were changed"
+    "is NOT as the run recorded it: that had another processor, GPU or version (environment.json), or files "
+    "of it were changed"
 )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from rayfed.columns import GLOBAL_VALIDATED, LOSS, VALIDATED, better_values, metric_of, scale_of
-from rayfed.errors import ConfigError, unknown
+from rayfed.errors import ConfigError, count_of, unknown
 from rayfed.types import Count, Row
 
 AUTO = "auto"
@@ -139,11 +139,11 @@ class Stopping:
         self._waited += 1
         if self._rule.patience is not None and self._waited >= self._rule.patience and not self.reason:
             if self._best is None:
-                text = f"{column} is not finite in {self._waited} scored rounds"
+                text = f"{column} is not finite in {count_of(self._waited, 'scored round')}"
             else:
                 best, number = sign * self._best[0], self._best[1]
                 text = f"{column} has its best value, {_shown(best, column)}, in round {number}"
-                text = f"{text}, and {self._waited} scored rounds came after it"
+                text = f"{text}, with {count_of(self._waited, 'scored round')} after it"
             self._end(row, f"{text} (stop.patience)")
 
     def _end(self, row: Row, reason: str) -> None:

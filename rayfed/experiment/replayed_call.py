@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.columns import is_result
 from rayfed.config.schema import Config, composed, load_run, resolve, to_dict
 from rayfed.data.examples import ClientData
 from rayfed.engine.client_places import inline_device
@@ -28,6 +29,7 @@ from rayfed.engine.loop import RoundPlan, run_rounds
 from rayfed.engine.record_rounds import basis_of
 from rayfed.engine.setup import Setup
 from rayfed.errors import ConfigError, RayFedError, unknown
+from rayfed.evaluation.nonfinite import COLUMN
 from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.worker import Worker
 from rayfed.experiment.plan import prepared
@@ -40,6 +42,7 @@ from rayfed.record.checkpoint import Checkpoints, restore
 from rayfed.record.readers import SENT
 from rayfed.record.recorded_run import RecordedRun
 from rayfed.types import Batch, Broadcast, ServerState, Update
+from rayfed.user_files import without_nonfinite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +70,8 @@ class Replay:
         alone: Whether the client was computed alone. Where it shared its passes with others, `update` is of
             the group, and `steps` are those of the client alone, which rounds otherwise.
         changes: Values of the config that were changed for this call, by key.
+        other_round: Number of a round before it that gave other numbers than in the folder when it was run
+            again; 0: all gave those in the folder; None: none was run again.
     """
 
     client: str
@@ -78,13 +83,19 @@ class Replay:
     recorded: Mapping[str, float]
     alone: bool
     changes: Mapping[str, Any]
+    other_round: int | None = None
 
     @property
     def is_as_recorded(self) -> bool | None:
-        """Whether the metrics of the call are those in the folder; None: there are none to compare."""
+        """Whether the metrics of the call, and the rounds before it, are those in the folder.
+
+        None: no round was run again, and there are no metrics to compare.
+        """
+        if self.other_round:
+            return False
         wanted = {name: value for name, value in self.update.metrics.items() if value == value}
         if not self.recorded or not wanted:
-            return None
+            return None if self.other_round is None else True
         return {name: self.recorded.get(name) for name in wanted} == wanted
 
 
@@ -257,7 +268,8 @@ def replay(
         basis_of(setup).check_unchanged(facts, path)
     name = _id_of(client, setup)
     device, _ = inline_device(setup, whole.cluster)
-    state, executor = _state_before(path, round, setup, device, (name, exchange), tell)
+    executor = _Replayer(setup, device, name, exchange, setup.experiment.local)
+    state, other_round = _state_before(run, round, setup, executor, tell)
     changed = prepared(_changed(whole, changes or {})) if changes else setup
     if changes:
         again = _Replayer(changed, device, name, exchange, changed.experiment.local)
@@ -275,29 +287,39 @@ def replay(
         recorded={} if changes else recorded(run, round, exchange, name),
         alone=alone,
         changes=dict(changes or {}),
+        other_round=other_round,
     )
 
 
 def _state_before(
-    path: Path, round: int, setup: Setup, device: torch.device, wanted: tuple[str, str], tell: Told
-) -> tuple[ServerState | None, _Replayer]:
-    """The state of the server before a round, None before the first, and an executor with the stores."""
-    executor = _Replayer(setup, device, *wanted, setup.experiment.local)
-    saved = Checkpoints(path).before(round, setup.start)
+    run: RecordedRun, round: int, setup: Setup, executor: _Replayer, tell: Told
+) -> tuple[ServerState | None, int | None]:
+    """The state of the server before a round, None before the first; the executor gets the stores.
+
+    Returns:
+        The state, and `Replay.other_round`.
+    """
+    saved = Checkpoints(run.path).before(round, setup.start)
     restore(saved.stores if saved else setup.stores, executor)
-    state = saved.state if saved else None
+    state, other = saved.state if saved else None, 0
     first = 1 if state is None else state.round + 2
-    if first < round:
-        tell(
-            f"running rounds {first} to {round - 1} again, as no checkpoint is nearer (checkpoint.keep)"
-            if first + 1 < round
-            else f"running round {first} again, as no checkpoint is nearer (checkpoint.keep)"
-        )
-        for done in run_rounds(setup.experiment, executor, setup.start, state):
-            state = done.state
-            if state.round + 1 == round - 1:
-                break
-    return state, executor
+    if first == round:
+        return state, None
+    which = f"rounds {first} to {round - 1}" if first + 1 < round else f"round {first}"
+    tell(f"running {which} again, as no checkpoint is nearer (checkpoint.keep)")
+    for done in run_rounds(setup.experiment, executor, setup.start, state):
+        state, number = done.state, done.row["round"]
+        if not other and _results(done.row) != _results(run.rounds[number - 1]):
+            other = number
+        if number == round - 1:
+            break
+    return state, other
+
+
+def _results(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a round that are the same whenever it is repeated, and that every row has."""
+    kept = without_nonfinite({name: value for name, value in row.items() if is_result(name)})
+    return {name: value for name, value in kept.items() if name != COLUMN}
 
 
 def _reach(

@@ -58,7 +58,7 @@ def test_smaller_losses_are_better():
 def test_the_reason_says_what_was_seen():
     rule = Stopping(StopConfig(patience=2), rows(0.25, 0.5, 0.5, 0.25))
     assert rule.reason == (
-        "val_accuracy has its best value, 50%, in round 2, and 2 scored rounds came after it (stop.patience)"
+        "val_accuracy has its best value, 50%, in round 2, with 2 scored rounds after it (stop.patience)"
     )
     assert Stopping(StopConfig(target=0.5), rows(0.6)).reason == "val_accuracy is 60% (stop.target)"
     loss = Stopping(StopConfig(metric="val_loss", target=0.5), rows(0.25, name="val_loss"))

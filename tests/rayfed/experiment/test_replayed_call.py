@@ -21,7 +21,7 @@ from rayfed.experiment.experiment import end_session
 from rayfed.experiment.replayed_call import replay
 from rayfed.federation.method_registry import METHODS
 from rayfed.record.recorded_run import RecordedRun
-from rayfed.replay import main
+from rayfed.replay import main, table
 from tests.conftest import quickly
 from tests.matrix import TINY
 from tests.rounding import near
@@ -265,3 +265,24 @@ def test_a_run_of_actors_that_was_killed(tmp_path, request):
     here, there = (replay(tmp_path / run, 2, name) for run in ("whole", "killed"))
     assert same(here.update.params, there.update.params)
     assert same(here.update.extra, there.update.extra)
+
+
+def test_rounds_that_come_out_otherwise_are_told(calls, tmp_path, capsys):
+    run = own(method="scaffold", checkpoint={"keep": 1}).run(tmp_path / "run")
+    call, answer = next(pair for pair in calls if pair[0].tag == "fit" and pair[0].sent.round == 2)
+    assert (first := check(run.path, call, answer)).other_round == 0
+    assert first.is_as_recorded is True
+    last, of_last = next(pair for pair in calls if pair[0].tag == "fit" and pair[0].sent.round == 0)
+    assert (
+        check(run.path, last, of_last).is_as_recorded is None
+    )  # no round is run again, and it has no metrics
+    lines = (run.path / "rounds.jsonl").read_text().splitlines()
+    changed = json.loads(lines[1])
+    changed["loss"] += 1e-7
+    lines[1] = json.dumps(changed)
+    (run.path / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    done = check(run.path, call, answer)
+    assert (done.other_round, done.is_as_recorded) == (2, False)
+    assert any(
+        "round 2, which was run again, is NOT as the run recorded it" in note for note in table(done).notes
+    )
