@@ -5,7 +5,8 @@ Of RayFed it knows the random stream of a client's call and nothing else. What h
 - Each call begins with a copy of the network as it was handed over, into which the server's values are put:
   no counter, attribute or vector of spectral norm goes from one client to another, or to the next round.
 - The server's values are all parameters and all buffers of floats; it averages what clients send, weighted by
-  their numbers of training examples. The network's own `train()` and `eval()` decide what its layers do.
+  their numbers of training examples, and rounds once: here sums are in float64. The network's own `train()` and
+  `eval()` decide what its layers do.
 - In one stream of a call, the order of the examples comes from its generator, and dropout from torch's own.
 """
 
@@ -33,7 +34,7 @@ def fedavg(
     values, history = tensors(net), []
     num = {client: len(splits["train"][1]) for client, splits in clients.items()}
     for round in range(rounds):
-        sums = {name: torch.zeros_like(value) for name, value in values.items()}
+        sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
         for client, splits in clients.items():
             own = with_values(net, values).train()
             optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr, momentum=0.9)
@@ -44,8 +45,8 @@ def fedavg(
                     cross_entropy(outputs(own(x[rows])), y[rows]).backward()
                     optimizer.step()
             for name, value in tensors(own).items():
-                sums[name] += value * num[client] / sum(num.values())
-        values = sums
+                sums[name] += value.double() * num[client]
+        values = {name: (total / sum(num.values())).to(values[name].dtype) for name, total in sums.items()}
         history.append(scores(net, values, clients))
     return with_values(net, values), history
 

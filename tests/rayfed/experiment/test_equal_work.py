@@ -32,6 +32,9 @@ FASTER = {"fedbuff": ("flops", "bytes")}
 BY_EXCHANGE = ("faa", "fedmix", "fft_gp")
 """Methods whose messages grow with the number of clients."""
 
+BY_ANSWERS = ("fedgc", "fedgcr", "lora_a2")
+"""Methods whose messages follow from answers: from the number of groups, or from which ranks are sent."""
+
 
 def counted(rows):
     return {unit: work_in(unit, rows) for unit in UNITS}
@@ -55,6 +58,7 @@ def test_the_work_of_rounds_is_that_of_a_run(name, capacity, cache):
         if (unit == "bytes" and name in BY_EXCHANGE) or (capacity and unit in FASTER.get(name, ())):
             continue
         within = 0.05 if name == "fedbuff" else 0.001  # which clients answer first is drawn
+        within = 0.01 if unit == "bytes" and name in BY_ANSWERS else within
         assert getattr(expected, unit) == pytest.approx(value, rel=within), unit
 
 
