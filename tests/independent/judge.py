@@ -5,8 +5,8 @@ Of RayFed it knows the random stream of a client's call and nothing else. What h
 - Each call begins with a copy of the network as it was handed over, into which the server's values are put:
   no counter, attribute or vector of spectral norm goes from one client to another, or to the next round.
 - The server's values are all parameters and all buffers of floats; it averages what clients send, weighted by
-  their numbers of training examples, and rounds once: here sums are in float64. The network's own `train()` and
-  `eval()` decide what its layers do.
+  their numbers of training examples, and rounds once: sums here are in float64. The network's own `train()`
+  and `eval()` decide what its layers do.
 - In one stream of a call, the order of the examples comes from its generator, and dropout from torch's own.
 """
 
