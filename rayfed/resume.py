@@ -81,7 +81,7 @@ def why_finished(config: Config, path: Path) -> str:
             return f"all {config.rounds} rounds are finished; rounds=+20 adds 20 more"
         ended = Stopping(config.stop, rows)
         if ended.reason:
-            return f"stop ended it after round {ended.round}: {ended.reason}; stop.patience=null goes on"
+            return f"stop ended it after round {ended.round}: {ended.reason}; stop.{ended.key}=null goes on"
     return ""
 
 

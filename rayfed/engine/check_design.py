@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import psutil
 from torch import nn
 
-from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values, scale_of, share_of
+from rayfed.columns import GLOBAL_VALIDATED, VALIDATED, better_values
 from rayfed.config.design import Design
 from rayfed.data.partition.partition import Partition
 from rayfed.errors import ConfigError, ResourceError, one_line, unknown
-from rayfed.evaluation.stopping import AUTO, StopConfig, is_of_validation
+from rayfed.evaluation.stopping import AUTO, StopConfig, is_of_validation, is_share
 from rayfed.executors.worker import ClientContext
 from rayfed.federation.local import Local
 from rayfed.federation.noise_and_compression import ChannelStage
@@ -218,9 +218,11 @@ def _check_column(key: str, column: str, known: Sequence[str], tests: bool) -> N
 
 def _check_target(stop: StopConfig, goal: Objective) -> None:
     """Check that a share, such as an accuracy, has a target that it can reach."""
-    share = share_of(goal.metric) if stop.metric == AUTO else scale_of(stop.metric)
-    is_loss = stop.metric.endswith("loss")
-    if stop.target is not None and stop.target > 1 and share != 1 and not is_loss:
+    if (
+        stop.target is not None
+        and stop.target > 1
+        and is_share(goal.metric if stop.metric == AUTO else stop.metric)
+    ):
         raise ConfigError(
             f"stop.target: {stop.target:g} is more than 1, and scores are fractions; write "
             f"{stop.target / 100:g} for {stop.target:g} %"

@@ -76,17 +76,22 @@ def _goodness(row: Row, column: str) -> float | None:
     return float(value) if better_values(column) == "larger" else -float(value)
 
 
+def is_share(column: str) -> bool:
+    """Whether the values of a column are fractions, which the screen shows in percent."""
+    return not column.endswith(LOSS.pattern) and scale_of(column) != 1
+
+
 def _shown(value: float, column: str) -> str:
-    """A value as the screen shows it: shares in percent."""
-    share = 1.0 if column.endswith(LOSS.pattern) else scale_of(column)
-    return f"{value * share:.4g}{'%' if share != 1 else ''}"
+    """A value as the screen shows it."""
+    return f"{value * scale_of(column):.4g}%" if is_share(column) else f"{value:.4g}"
 
 
 class Stopping:
     """The rounds of one run so far, as the rule `stop` sees them.
 
     Attributes:
-        reason: Why the run ended, as a clause; empty: it goes on.
+        reason: Why the run ended, as a clause that names the key; empty: it goes on.
+        key: The key of `stop` that ended it; empty: it goes on.
         round: The round after which it ended; 0: it goes on.
     """
 
@@ -95,7 +100,7 @@ class Stopping:
         self._rule = rule
         self._best: tuple[float, int] | None = None
         self._waited = 0
-        self.reason = ""
+        self.reason = self.key = ""
         self.round = 0
         for row in rows:
             self.add(row)
@@ -118,7 +123,8 @@ class Stopping:
             return
         rule = self._rule
         if self.is_over(row.get("virtual_time", 0.0)):
-            self._end(row, f"{row['virtual_time']:.4g} of {rule.virtual_seconds:.4g} virtual seconds passed")
+            text = f"{row['virtual_time']:.4g} of {rule.virtual_seconds:.4g} virtual seconds passed"
+            self._end(row, "virtual_seconds", text)
         column = column_in(row, rule.metric) if rule.watches else None
         if rule.watches and column is None and row.get("clients_scored"):
             numbers = [name for name, value in row.items() if isinstance(value, int | float)]
@@ -128,7 +134,7 @@ class Stopping:
         sign = 1.0 if better_values(column) == "larger" else -1.0
         value = _goodness(row, column)
         if value is not None and rule.target is not None and value >= sign * rule.target:
-            self._end(row, f"{column} is {_shown(sign * value, column)} (stop.target)")
+            self._end(row, "target", f"{column} is {_shown(sign * value, column)}")
         self._wait(row, column, value, sign)
 
     def _wait(self, row: Row, column: str, value: float | None, sign: float) -> None:
@@ -144,10 +150,10 @@ class Stopping:
                 best, number = sign * self._best[0], self._best[1]
                 text = f"{column} has its best value, {_shown(best, column)}, in round {number}"
                 text = f"{text}, with {count_of(self._waited, 'scored round')} after it"
-            self._end(row, f"{text} (stop.patience)")
+            self._end(row, "patience", text)
 
-    def _end(self, row: Row, reason: str) -> None:
-        self.reason, self.round = reason, row["round"]
+    def _end(self, row: Row, key: str, text: str) -> None:
+        self.key, self.reason, self.round = key, f"{text} (stop.{key})", row["round"]
 
 
 class BestRound:

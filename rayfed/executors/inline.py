@@ -28,6 +28,8 @@ class InlineExecutor:
     """
 
     actors = 0
+    worker_kind: type[Worker] = Worker
+    """The class that runs the calls."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class InlineExecutor:
         policy: Policy | None = None,
         device: str | torch.device = HOST,
     ) -> None:
-        self.worker = Worker(context, weights, device)
+        self.worker = self.worker_kind(context, weights, device)
         self.policy = policy or Policy()
         self.on_event: Callable[[Event], None] = lambda _: None
         self.on_visit: Callable[[CallTiming], None] = lambda _: None

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rayfed.config.schema import ProtocolName
     from rayfed.config.settings import CheckpointConfig, EvaluationConfig
     from rayfed.data.partition_config import PartitionConfig
-    from rayfed.engine.setup import Setup
     from rayfed.evaluation.stopping import StopConfig
     from rayfed.executors.cluster_config import ClusterConfig
     from rayfed.executors.kinds.base import ExecutorKind
@@ -309,19 +308,12 @@ class Experiment:
                     for row in rows:
                         digest = str(row.get("sha256", digest))
                         if "round" in row:
-                            yield RoundRow(row, self._run_so_far(path, config, setup))
+                            yield RoundRow(row, Run(path, "", config, setup=setup))
                 if kept is None:
                     report(path, lambda _: None, config.figures)
             finally:
-                so_far = self._run_so_far(path, config, setup)
-                self.last = _left(so_far, digest, kept) if so_far.recorded.rounds else None
-
-    @staticmethod
-    def _run_so_far(path: Path, config: Config, setup: Setup) -> Run:
-        """The run of the finished rounds, whose experiment is not prepared again for its model."""
-        run = Run(path, "", config)
-        run.__dict__["_setup"] = setup
-        return run
+                left = Run(path, digest, config, kept, setup)
+                self.last = left if left.recorded.rounds else None
 
     @with_gradients
     def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
@@ -358,20 +350,6 @@ class Experiment:
         base = {} if self._checked is None else {"algorithm": self._checked.algorithm}
         given = ", ".join(f"{key}={_short(value)}" for key, value in (base | self._given).items())
         return f"Experiment({given})"
-
-
-def _left(run: Run, digest: str, kept: tempfile.TemporaryDirectory[str] | None) -> Run:
-    """The run of a loop.
-
-    Args:
-        digest: SHA-256 digest of the final tensors; empty: the loop was left before.
-        kept: Its temporary folder; None: it has one of a user.
-    """
-    from rayfed.federation.params import digest as digest_of
-
-    run.sha256 = digest or digest_of(run.params)
-    run._kept = kept
-    return run
 
 
 def one_run(config: Request, given: Mapping[str, Any]) -> Config:

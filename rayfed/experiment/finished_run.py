@@ -30,7 +30,7 @@ class RoundRow(dict[str, Any]):
     def __init__(self, columns: Mapping[str, Any], run: Run | None = None) -> None:
         """Describe a round. Args: run: the run so far, whose last round it is; None: it is gone."""
         super().__init__(columns)
-        self.__dict__["_run"] = run
+        self._run = run
 
     @property
     def params(self) -> Params:
@@ -39,10 +39,7 @@ class RoundRow(dict[str, Any]):
         Raises:
             ConfigError: The next round has begun, or `checkpoint.every` leaves this one out.
         """
-        run = self.__dict__["_run"]
-        if run is None:
-            raise ConfigError("this row has no model; a row of a loop over an experiment has one")
-        return params_after(run._folder, self["round"])
+        return params_after(self._has_model()._folder, self["round"])
 
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the values after this round, as `Run.model` gives that of a finished run.
@@ -53,8 +50,12 @@ class RoundRow(dict[str, Any]):
         Raises:
             ConfigError: As of `params` and of `Run.model`.
         """
-        params = self.params  # which says where there is no run
-        return self.__dict__["_run"]._network(params, merged)
+        return self._has_model()._network(self.params, merged)
+
+    def _has_model(self) -> Run:
+        if self._run is None:
+            raise ConfigError("this row has no model; a row of a loop over an experiment has one")
+        return self._run
 
     def __getattr__(self, name: str) -> Any:
         """A column by its name."""
@@ -93,7 +94,7 @@ class Run:
     Metrics of the last round in which models were scored are attributes, too: `run.accuracy`.
 
     Attributes:
-        sha256: SHA-256 digest of the final tensors.
+        sha256: SHA-256 digest of the final tensors; empty: it ended before its last round.
         recorded: The files of its folder as they are, from which all below is read.
     """
 
@@ -103,19 +104,22 @@ class Run:
         sha256: str,
         config: Config | None = None,
         kept: tempfile.TemporaryDirectory[str] | None = None,
+        setup: Setup | None = None,
     ) -> None:
         """Describe a run that has ended.
 
         Args:
-            sha256: Digest of the final tensors.
+            sha256: As of the attribute.
             config: Its config; None: the one in the folder.
             kept: The temporary folder that holds `folder` and is removed with this object; None: it stays.
+            setup: Its experiment, prepared; None: it is prepared when it is needed.
         """
         self._folder = folder
         self.recorded = RecordedRun(folder)
         self._kept = kept
         self.sha256 = sha256
         self._config = config
+        self._prepared = setup
 
     @property
     def path(self) -> Path | None:
@@ -359,6 +363,8 @@ class Run:
     def _setup(self) -> Setup:
         from rayfed.experiment.plan import prepared
 
+        if self._prepared is not None:
+            return self._prepared
         with adding("; run.params has the trained tensors without the network"):
             return prepared(self.config)
 

@@ -12,7 +12,7 @@ import pdb
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,17 +103,21 @@ class _ReachedError(RayFedError):
     """Ends the rounds after the wanted call."""
 
 
+@dataclass(frozen=True)
 class _Data(ClientData):
-    """The examples of a client, of which it is noted which ones a batch has."""
+    """The examples of a client, of which it is noted which ones a batch has.
 
-    def note_into(self, seen: _Seen) -> None:
-        self.__dict__["_seen"] = seen
+    Attributes:
+        seen: Where it is noted.
+    """
+
+    seen: _Seen = field(kw_only=True)
 
     def batches(self, split: str, order: Tensor | None, size: int) -> Iterator[Batch]:
         rows = self.splits[split]
         places = np.arange(len(rows)) if order is None else order.cpu().numpy()
         for number, batch in enumerate(super().batches(split, order, size)):
-            self.__dict__["_seen"].batch = split, rows[places[number * size : (number + 1) * size]]
+            self.seen.batch = split, rows[places[number * size : (number + 1) * size]]
             yield batch
 
 
@@ -153,8 +157,7 @@ class _Noting(Worker):
         client = super().client(call, model, store, rng, passes)
         if self.seen is not None:
             values = {each.name: getattr(client.data, each.name) for each in fields(ClientData)}
-            client.data = _Data(**values)
-            client.data.note_into(self.seen)
+            client.data = _Data(**values, seen=self.seen)
         return client
 
 
@@ -166,9 +169,11 @@ class _Replayer(InlineExecutor):
         called: Exchanges of the wanted round, with the clients that were called in each.
     """
 
+    worker_kind = _Noting
+    worker: _Noting
+
     def __init__(self, setup: Setup, device: torch.device, client: str, exchange: str, local: Local) -> None:
         super().__init__(setup.context, setup.weights, setup.design.failures, device)
-        self.worker = self._noting = _Noting(setup.context, setup.weights, device)
         self.wanted = client, exchange
         self.round = -1
         self.debugs = False
@@ -193,11 +198,11 @@ class _Replayer(InlineExecutor):
         update = None
         if len(together) > 1 and (done := self._together_copies(together)) is not None:
             update = done[[each.client for each in together].index(call.client)]
-        self._noting.seen = seen = _Seen()
+        self.worker.seen = seen = _Seen()
         task = partial(_debugged, call.task, self._local) if self.debugs else call.task
         with seen.noting():
             alone, _ = self.worker.call(replace(call, task=task), self._copy(call.client))
-        self._noting.seen = None
+        self.worker.seen = None
         self.found = call, alone if update is None else update, seen, update is None
 
     def _together_copies(self, calls: Sequence[Call]) -> list[Update] | None:

@@ -235,16 +235,16 @@ class JointSteps:
 
 def _step_each(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Take a step with each optimizer, in one call for those that have one kind and the same settings."""
-    like: list[list[Any]] = []
+    like: list[tuple[Any, list[Any]]] = []
     for each in optimizers:
         kind = _bare_kind(each)
-        alike = (some for some in like if kind is not None and _bare_kind(some[0]) == kind)
+        alike = (some for other, some in like if kind is not None and other == kind)
         some = next(alike, None)
         if some is None:
-            like.append([each])
+            like.append((kind, [each]))
         else:
             some.append(each)
-    for some in like:
+    for _, some in like:
         if len(some) == 1:
             type(some[0]).step(some[0])
         else:

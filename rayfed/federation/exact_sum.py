@@ -25,7 +25,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rayfed.federation.exact_lanes import ExactLanes, rounded_quotient
+from rayfed.federation.exact_lanes import CACHED, ExactLanes, rounded_quotient
 from rayfed.types import Params
 
 RANGE = 200
@@ -117,8 +117,6 @@ MOST_WEIGHT = 2**24
 """Largest sum of weights, whole numbers, of a quick mean."""
 SPARE = 28
 """Bits of a float64 besides those of a value in float32, but one, as the comparison itself rounds."""
-AT_ONCE = 2**16
-"""Values, of all clients together, that stay in a processor's cache."""
 
 
 def _can_be_quick(dtype: torch.dtype, weights: Sequence[Fraction]) -> bool:
@@ -132,14 +130,14 @@ def _quick_mean(rows: Sequence[Tensor], weights: Sequence[Fraction], dtype: torc
 
     All terms of a sum are whole multiples of the last bit of its smallest value that is not 0, and no partial
     sum is above the largest value times the sum of the weights. Where both fit into the bits of a float64, no
-    addition rounds, in whatever order. The other sums, and those with a zero, are left to `ExactLanes`.
+    addition rounds, in whatever order. The other sums, and those with some zeros, are left to `ExactLanes`.
     """
     size, total = len(rows[0]), sum(weights, Fraction(0))
     factors = torch.tensor([float(weight) for weight in weights], dtype=torch.float64, device=rows[0].device)
     sums = torch.empty(size, dtype=torch.float64, device=rows[0].device)
     is_exact = torch.empty(size, dtype=torch.bool, device=rows[0].device)
     most = 2.0**SPARE / float(total)
-    width = max(AT_ONCE // len(rows), 1)
+    width = max(CACHED // len(rows), 1)
     for low in range(0, size, width):
         block = torch.stack([row[low : low + width] for row in rows])
         sums[low : low + width] = factors @ block.double()

@@ -65,9 +65,5 @@ def equal_notes(settings: Sequence[Mapping[str, Sequence[Rounds]]], unit: Unit) 
             if trained[most] - total > max(each[name], each[most]):
                 yield (
                     f"{name} has {1 - total / trained[most]:.0%} fewer {unit} than {most}, more than a "
-                    f"round: its rounds differ from the {TRIED} that were tried before the run"
+                    f"round: its rounds differ from those that were tried before the run"
                 )
-
-
-TRIED = 3
-"""Rounds of small clients that are tried before the runs (`rayfed.engine.measure_work`)."""

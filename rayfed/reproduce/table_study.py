@@ -37,7 +37,7 @@ METHOD = ("algorithm", "server", "local", "server.name", "local.name")
 """Keys that say which method a row is."""
 
 EQUAL, AT_ONCE = "equal", "at_once"
-"""Overrides of the whole: rows that would train less than another one of their setting make more passes; and
+"""Overrides of the whole: rows that would train less than another one of their setting run more rounds; and
 the number of cells side by side."""
 
 SCORED = ("single", "leave_one_out")

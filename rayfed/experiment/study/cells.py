@@ -91,8 +91,8 @@ class Study:
                 shorter tuples lack: part, then setting, then seed.
             score: The column that is compared; None: the metric of the runs, and of a protocol the score on
                 what no client has.
-            reported: The round that is reported: the `last` evaluated one, or the one with the best
-                `validation` score; None: as the protocol has it, else the last one.
+            reported: The round that is reported: that of the `final` model, the `last` evaluated one, or the
+                one with the best `validation` score; None: as the protocol has it, else that of the model.
             equal: What all methods of a setting have as much of as the one that has most, to half a round:
                 `steps`, `examples`, `flops` or `bytes`. The others get more rounds.
             margin: Largest difference between rows that count as equally good, in the unit of the score;
