@@ -57,6 +57,7 @@ METHOD_FILES = Entries("algorithms")
 TUNING_FILES = Entries("rayfed.tuning", helpers=frozenset({"base", "sites"}))
 SAMPLING_FILES = Entries("rayfed.sampling", helpers=frozenset({"base"}))
 READER_FILES = Entries("rayfed.data.readers")
+TRACKER_FILES = Entries("rayfed.record.trackers", helpers=frozenset({"tracker"}))
 EXECUTOR_FILES = Entries("rayfed.executors.kinds", helpers=frozenset({"base"}))
 
 

@@ -16,10 +16,10 @@ from rayfed.config.schema import Config, compatible_parts, to_dict
 from rayfed.errors import ConfigError, shown
 from rayfed.evaluation.stopping import StopConfig
 from rayfed.experiment.study.study_folder import KIND
-from rayfed.record import trackers
 from rayfed.record.atomic_files import write_text
 from rayfed.record.claim import check_own_folder, look
 from rayfed.record.readers import SWEEP, read_yaml, reading
+from rayfed.record.trackers.tracker import check_trackers
 from rayfed.user_files import user_path
 from tune.experiment import Base
 from tune.space import Space, Values
@@ -132,7 +132,7 @@ def _check_loggers(sweep: Sweep, config: Config) -> None:
         raise ConfigError(
             f"trackers: {', '.join(config.trackers)} is for single runs; a sweep has loggers=[mlflow]"
         )
-    trackers.check_trackers([name for name in sweep.loggers if name == "mlflow"], "loggers")
+    check_trackers([name for name in sweep.loggers if name == "mlflow"], "loggers")
 
 
 def _values_of(config: Config, space: Space) -> dict[str, Any]:

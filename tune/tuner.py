@@ -11,7 +11,8 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from rayfed.errors import RayFedError
-from rayfed.record.trackers import DATABASE, URI, temporary_environment, variables
+from rayfed.record.trackers.mlflow import DATABASE, PREFIXES, URI
+from rayfed.record.trackers.tracker import temporary_environment, variables
 from tune.checks import Search
 from tune.progress import Progress
 from tune.searcher import OptunaSearcher, scored_rows
@@ -128,9 +129,9 @@ def _loggers(search: Search) -> list[Any]:
     if "mlflow" in search.sweep.loggers:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-        mine = variables()
+        mine = variables(PREFIXES)
         uri = mine.get(URI) or f"sqlite:///{search.path / DATABASE}"
-        with temporary_environment(mine):  # MLflow is imported here and reads these variables
+        with temporary_environment(mine, PREFIXES):  # MLflow is imported here and reads these variables
             loggers.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=search.sweep.name))
     return loggers
 

@@ -119,7 +119,8 @@ class Settings:
         tensorboard: Also write the rounds for TensorBoard, into tensorboard/ of the run's folder.
         figures: Draw the figures of a run when it ends, about a second of work.
         report: Also write report.html when it ends, one page with everything (docs/watching.md).
-        trackers: Also send the rounds to MLflow or to Weights & Biases (docs/watching.md).
+        trackers: Also send the rounds elsewhere: `mlflow`, `wandb`, `trackio`, or a tracker of your own,
+            `package.module:NAME` (docs/watching.md).
         output: Folder of the run; none: a new folder in runs/.
         overwrite: Move an earlier run in `output` to NAME.before-1, and begin a new one.
     """
@@ -147,7 +148,7 @@ class Settings:
     tensorboard: bool = True
     figures: bool = True
     report: bool = False
-    trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
+    trackers: tuple[str, ...] = ()
     output: str | None = None
     overwrite: bool = False
 

@@ -30,7 +30,7 @@ from rayfed.objective import CLASSES
 from rayfed.record.checkpoint import NOTHING, SOURCE, Checkpoints, RunInputs, restore
 from rayfed.record.folder import LABELS, RunFolder
 from rayfed.record.history import History
-from rayfed.record.trackers import NO_TRACKING, Tracking
+from rayfed.record.trackers.tracker import NO_TRACKING, Tracking, load_trackers
 from rayfed.terminal.console import NONFINITE, SLOWEST, SLOWEST_SECONDS
 from rayfed.terminal.exit_code import finishing
 from rayfed.types import Params, Row, ServerState
@@ -98,7 +98,7 @@ class RecordSettings:
             ties=design.evaluation.ties,
             resume=resume,
             tensorboard=design.tensorboard,
-            tracking=Tracking.of(design.trackers, design.described),
+            tracking=Tracking.of(load_trackers(design.trackers), design.described),
             basis=basis_of(setup),
             claim=claim,
             on_nonfinite=design.on_nonfinite,

@@ -117,7 +117,7 @@ def diagnose(config: Request) -> Diagnosis:
     from rayfed.executors.kinds.base import kind_of
     from rayfed.experiment.plan import first_run, prepared
     from rayfed.mps import mps_runs
-    from rayfed.record.trackers import check_trackers
+    from rayfed.record.trackers.tracker import check_trackers
 
     check_trackers(config.trackers)
     setup = prepared(first_run(config))

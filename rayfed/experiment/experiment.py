@@ -12,7 +12,7 @@ import torch
 
 from rayfed.config.schema import Config, Request, composed, load_config, resolve, to_dict
 from rayfed.errors import ConfigError, shown
-from rayfed.experiment.finished_run import RoundRow, Run
+from rayfed.experiment.finished_run import RoundRow, Run, state_after_round
 from rayfed.experiment.from_objects import to_overrides
 from rayfed.experiment.kept_session import QUIETLY, Shown, session_of
 from rayfed.experiment.kept_session import end_session as end_session
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rayfed.objective import Task
     from rayfed.sampling.base import Rule
     from rayfed.tuning.base import Tuning
+    from rayfed.types import Row, ServerState
 
     Section: TypeAlias = Mapping[str, Any]
     Half: TypeAlias = Local | Server | type[Local] | type[Server]
@@ -55,6 +56,9 @@ def with_gradients(work: F) -> F:
     """The function, in which gradients are computed even if it is called under no_grad or inference_mode."""
     return torch.inference_mode(False)(torch.enable_grad()(work))
 
+
+OnRound: TypeAlias = "Callable[[RoundRow, ServerState], object]"
+"""A function that is called with the row of a round and the state of the server after it."""
 
 GENERAL = "fedavg"
 """The method of an experiment with a model or data of a user, where none is given."""
@@ -240,7 +244,12 @@ class Experiment:
 
     @with_gradients
     def run(
-        self, output: str | Path | None = None, *, quiet: bool | None = None, overwrite: bool = False
+        self,
+        output: str | Path | None = None,
+        *,
+        quiet: bool | None = None,
+        overwrite: bool = False,
+        on_round: OnRound | None = None,
     ) -> Run:
         """Run the experiment.
 
@@ -252,6 +261,9 @@ class Experiment:
                 otherwise nothing is written where you look, and what was recorded is removed with the `Run`.
             quiet: Show nothing; None: show the rounds in a notebook and on a terminal.
             overwrite: Replace an earlier run in `output`.
+            on_round: Called in this process after each round, before the next one begins, with its row, which
+                has its model, and the state of the server. An error in it ends the run, which can be
+                continued.
 
         Raises:
             ConfigError: Something in the input is wrong; found before any actor starts.
@@ -264,8 +276,13 @@ class Experiment:
         with Shown(quiet) as hidden:
             config = self.config(output=str(folder), overwrite=overwrite, **own)
             if config.protocol != "single" or compared(config, self.given):
+                if on_round is not None:
+                    raise ConfigError(
+                        "on_round: is for a single run; a study has callbacks of its own (stop)"
+                    )
                 return self._study(config, overwrite).run(output, quiet=quiet)
-            done = _runner(config, hidden).start(one_run(config, self.given))
+            alone = one_run(config, self.given)
+            done = _runner(alone, hidden, on_round).start(alone)
         done._kept = kept
         return done
 
@@ -316,11 +333,12 @@ class Experiment:
                 self.last = left if left.recorded.rounds else None
 
     @with_gradients
-    def resume(self, path: str | Path, *, quiet: bool | None = None) -> Run:
+    def resume(self, path: str | Path, *, quiet: bool | None = None, on_round: OnRound | None = None) -> Run:
         """Continue a run of this experiment after its last checkpoint, to the same bytes.
 
         Args:
             quiet: As of `run`.
+            on_round: As of `run`; called for the rounds that are run now.
 
         Raises:
             ConfigError: There is no run, or the experiment differs from it; names the key or the object.
@@ -344,7 +362,7 @@ class Experiment:
                     )
                 if not is_about_the_end(key):
                     raise ConfigError(_differs(key, old, new, folder))
-            return _runner(config, hidden).start(config, claim)
+            return _runner(config, hidden, on_round).start(config, claim)
 
     def __repr__(self) -> str:
         base = {} if self._checked is None else {"algorithm": self._checked.algorithm}
@@ -384,12 +402,23 @@ def to_dict_of(folder: Path) -> dict[str, Any]:
     return RecordedRun(folder).config
 
 
-def _runner(config: Config, quiet: bool) -> Runner:
+def _runner(config: Config, quiet: bool, on_round: OnRound | None = None) -> Runner:
     """A runner on the Ray and the actors that stay until this process ends."""
     from rayfed.experiment.runner import Runner
     from rayfed.experiment.single_run import Show
 
-    return Runner(show=Show(quiet), session=session_of(config), stays=True)
+    if on_round is not None and config.checkpoint.every != 1:
+        raise ConfigError(
+            f"checkpoint.every: {config.checkpoint.every} leaves out rounds whose state on_round gets; set 1"
+        )
+
+    def call(row: Row, path: Path) -> None:
+        assert on_round is not None
+        on_round(RoundRow(row, Run(path, "", config)), state_after_round(path, row["round"]))
+
+    return Runner(
+        show=Show(quiet), session=session_of(config), stays=True, on_round=None if on_round is None else call
+    )
 
 
 def simulate(config: Iterable[str] | Config = (), quiet: bool = True) -> Run:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rayfed.config.schema import Config
     from rayfed.engine.setup import Setup
     from rayfed.experiment.replayed_call import Replay
-    from rayfed.types import Params
+    from rayfed.types import Params, ServerState
 
 
 class RoundRow(dict[str, Any]):
@@ -74,11 +74,24 @@ def params_after(folder: Path, round: int) -> Params:
     Raises:
         ConfigError: There is no checkpoint of the round that can be read.
     """
-    from rayfed.record.checkpoint import trained_tensors
+    return dict(state_after_round(folder, round).params)
+
+
+def state_after_round(folder: Path, round: int) -> ServerState:
+    """The state of the server after a round of a run, from its checkpoint.
+
+    Args:
+        folder: Folder of the run.
+        round: Number of the round, from 1.
+
+    Raises:
+        ConfigError: There is no checkpoint of the round that can be read.
+    """
+    from rayfed.record.checkpoint import state_after
     from rayfed.record.readers import DamagedError
 
     try:
-        return trained_tensors(folder, round)
+        return state_after(folder, round)
     except DamagedError as err:
         raise ConfigError(
             f"round {round}: its model is not there ({err}); ask for it before the next round begins, and "

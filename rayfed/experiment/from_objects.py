@@ -16,6 +16,7 @@ from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS, Method, method_of
 from rayfed.federation.server import Server
 from rayfed.objective import Task
+from rayfed.record.trackers.tracker import TRACKERS
 from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS
 
@@ -291,6 +292,19 @@ def data(value: Any, columns: Any = None, task: Any = None) -> dict[str, Any]:
     return {"data": name, "data.name": "own_data"}
 
 
+def trackers(value: Any) -> dict[str, Any]:
+    """The key `trackers` for names, and for classes with `open`, `send` and `end`.
+
+    Raises:
+        ConfigError: Something in it is neither.
+    """
+    given = value if isinstance(value, list | tuple) else [value]
+    for each in given:
+        if not isinstance(each, str) and not TRACKERS.accepts(each):
+            raise ConfigError(f"trackers: {shown(each)} is not {TRACKERS.expected}")
+    return {"trackers": [each if isinstance(each, str) else user_objects.register(each) for each in given]}
+
+
 OBJECTS = {
     "algorithm": method,
     "tuning": tuning,
@@ -298,5 +312,6 @@ OBJECTS = {
     "task": task,
     "sampling": sampling,
     "cluster": cluster,
+    "trackers": trackers,
 }
 """Keys that accept objects, and what turns these into keys of the config."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayfed.engine.session import Session
 from rayfed.executors.kinds.base import kind_of
@@ -22,13 +22,14 @@ from rayfed.experiment.single_run import (
     run_alone,
 )
 from rayfed.record import claim as folders
-from rayfed.record.trackers import check_trackers
+from rayfed.record.trackers.tracker import check_trackers
 
 if TYPE_CHECKING:
     from rayfed.config.schema import Config
     from rayfed.engine.built_once import Memo
     from rayfed.experiment.plan import Plan
     from rayfed.record.claim import Claim
+    from rayfed.types import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Runner:
         resume: Continue the runs in their folders; what is finished is not repeated.
         shared: What was made for other experiments of this process; None: nothing is kept for others.
         stop: Called after each round of a run alone with its folder; True ends the run.
+        on_round: Called after each round of a run with its row and its folder, before the next one begins.
     """
 
     show: Show = field(default_factory=Show)
@@ -50,6 +52,7 @@ class Runner:
     resume: bool = False
     shared: Memo | None = None
     stop: Callable[[Path], bool] | None = None
+    on_round: Callable[[Row, Path], None] | None = None
 
     def start(self, config: Config, claim: Claim | None = None) -> Run:
         """Run one experiment, and write its tables, figures and report.
@@ -103,8 +106,9 @@ class Runner:
         """
         began = time.perf_counter()
         show = self.show
-        rule = {} if self.stop is None else {"stop": self.stop}
-        digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **rule)
+        rules: dict[str, Any] = {"stop": self.stop, "on_round": self.on_round}
+        given = {name: rule for name, rule in rules.items() if rule is not None}
+        digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **given)
         report(plan.path, show.tell_whole, plan.config.figures)
         if show.whole is None:
             last_words(plan.path, show.tell, plan.config.report)

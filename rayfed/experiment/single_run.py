@@ -44,6 +44,7 @@ from rayfed.terminal.table_formats import fit_width, terminal_width
 
 if TYPE_CHECKING:
     from rayfed.engine.session import Session
+    from rayfed.types import Row
 
 
 def begin(config: Config, setup: Setup, claim: Claim, tell: Callable[[str], None], resume: bool) -> None:
@@ -257,6 +258,7 @@ def run_alone(
     session: Session,
     *,
     stop: Callable[[Path], bool] | None = None,
+    on_round: Callable[[Row, Path], None] | None = None,
 ) -> str:
     """Run or continue one experiment; a finished one is not repeated.
 
@@ -267,6 +269,7 @@ def run_alone(
         resume: Continue the run in the folder.
         session: Ray and the actors of the command.
         stop: Called after each round but the last with the folder; True ends the run.
+        on_round: Called after each round with its row and the folder, before the next one begins.
 
     Returns:
         The SHA-256 digest of the final tensors.
@@ -291,7 +294,7 @@ def run_alone(
             show.tell(f"{path}: {continues_after(path, config.rounds)}")
         note_advice(advice(path, show))
         rows_of = path if show.as_json else None
-        session.waits = stop is not None
+        session.waits = stop is not None or on_round is not None
         try:
             with (
                 showing(config.rounds, show.quiet, rows_of) as show_row,
@@ -302,6 +305,8 @@ def run_alone(
                     digest = str(row.get("sha256", digest))
                     note_advice(advice(path, show))
                     _raise_if_asked_to_stop()
+                    if on_round is not None and "round" in row:
+                        on_round(row, path)
                     if stop is not None and row.get("round", config.rounds) < config.rounds and stop(path):
                         raise StoppedEarlyError(f"stop ended the run after round {row['round']}")
             _raise_if_asked_to_stop()

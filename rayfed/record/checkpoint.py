@@ -454,8 +454,8 @@ def _stores(path: Path) -> dict[str, str]:
         return {}
 
 
-def trained_tensors(run: Path, round: int) -> Params:
-    """The tensors that the server had after a round, by global name.
+def state_after(run: Path, round: int) -> ServerState:
+    """The state of the server after a round: the trained tensors by global name, and what it remembers.
 
     Args:
         run: Folder of the run.
@@ -470,7 +470,7 @@ def trained_tensors(run: Path, round: int) -> Params:
     facts = read_facts(path)
     with reading(path):
         _check_content(path / STATE, facts["state"])
-        return dict(ServerState(**from_file(path / STATE)).params)
+        return ServerState(**from_file(path / STATE))
 
 
 def _read(path: Path, start: Params) -> Saved:

@@ -45,7 +45,8 @@ from rayfed.record.readers import (
     reading,
     rows_so_far,
 )
-from rayfed.record.trackers import KINDS, NO_TRACKING, Board, Ending, Tracker, Tracking
+from rayfed.record.tensorboard import Board
+from rayfed.record.trackers.tracker import NO_TRACKING, Ending, Tracker, Tracking
 from rayfed.types import Params
 from rayfed.user_files import DocumentError, parse_json, without_nonfinite
 from rayfed.user_objects import is_own
@@ -238,7 +239,7 @@ class RunFolder:
         self.history = History(path)
         self._domains = domains
         self._rows = RoundRows(path, self.history)
-        trackers = (KINDS[name](path, tracking, self.event) for name in tracking.names)
+        trackers = tracking.make(path, self.event)
         self._writers: tuple[Board | Tracker, ...] = (*([Board(path)] if tensorboard else []), *trackers)
 
     @contextmanager

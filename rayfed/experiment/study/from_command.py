@@ -36,7 +36,7 @@ from rayfed.record.atomic_files import write_text
 from rayfed.record.folder import way_to_continue
 from rayfed.record.readers import reading
 from rayfed.record.recorded_run import RecordedRun
-from rayfed.record.trackers import check_trackers
+from rayfed.record.trackers.tracker import check_trackers
 from rayfed.terminal.table_formats import fit_width, terminal_width
 
 

@@ -17,7 +17,7 @@ from rayfed.experiment.study.progress import Progress
 from rayfed.experiment.study.run_cell import CommonParts, Stop, StudyCell
 from rayfed.experiment.study.side_by_side import side_by_side
 from rayfed.experiment.study.study_folder import Manifest, is_finished
-from rayfed.record.trackers import check_trackers
+from rayfed.record.trackers.tracker import check_trackers
 from rayfed.terminal.arguments import command_line
 from rayfed.terminal.supervisor import note_advice
 

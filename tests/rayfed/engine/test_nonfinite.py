@@ -16,7 +16,7 @@ from rayfed.federation.cohort import Answer, Ledger
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import Method
 from rayfed.federation.server import Server
-from rayfed.record.trackers import scalars
+from rayfed.record.trackers.tracker import scalars
 from rayfed.run import main
 from rayfed.terminal.console import showing
 from rayfed.types import ServerState

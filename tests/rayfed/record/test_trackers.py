@@ -8,13 +8,15 @@ import shutil
 import sys
 import threading
 import time
+from importlib.metadata import EntryPoint
 
 import pytest
 
 import rayfed
 from rayfed.errors import ConfigError
 from rayfed.record.claim import claim, look
-from rayfed.record.trackers import Tracking, check_trackers, temporary_environment
+from rayfed.record.trackers.mlflow import PREFIXES
+from rayfed.record.trackers.tracker import Tracking, check_trackers, load_trackers, temporary_environment
 from rayfed.resume import main
 from rayfed.run import main as run_main
 from rayfed.terminal.exit_code import STOP
@@ -51,7 +53,7 @@ def database(tmp_path_factory):
     from mlflow import MlflowClient
 
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    with temporary_environment({}):
+    with temporary_environment({}, PREFIXES):
         MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
 
@@ -158,7 +160,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(small, plain, monkeypatch
         path, digest = (result := small("trackers=[mlflow]")).path, result.sha256
         assert {step for _, step in server.metrics()} == {1}
     assert digest == plain.sha256
-    assert len([r for r in caplog.records if r.name == "rayfed.record.trackers"]) == 1
+    assert len([r for r in caplog.records if r.name == "rayfed.record.trackers.tracker"]) == 1
     assert "hunter2" not in caplog.text
     events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     assert {(event["kind"], event["action"], event["round"]) for event in events} == {
@@ -193,6 +195,48 @@ def test_wandb_has_every_number_once_also_after_a_resume(small, plain, monkeypat
     assert [note["step"] for note in sent] == [1, 2, 3]
     assert_equal({(key, note["step"]): v for note in sent for key, v in note["values"].items()}, run.path)
     monkeypatch.delitem(sys.modules, "wandb")
+
+
+TRACKIO = """
+import json, os
+from pathlib import Path
+
+class Run:
+    def __init__(self, **asked):
+        print("noise")
+        self.file = Path(os.environ["TRACKIO_DIR"]) / "fake.jsonl"
+        self.note(init=asked)
+    def note(self, **what):
+        with self.file.open("a") as file:
+            file.write(json.dumps(what) + "\\n")
+    def log(self, values, step):
+        self.note(step=step, values=values)
+    def finish(self):
+        self.note(finished=True)
+
+def init(**asked):
+    return Run(**asked)
+"""
+
+
+def test_trackio_has_every_number_once_also_after_a_resume(small, plain, monkeypatch, tmp_path, capsys):
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    done = small("trackers=[trackio]")
+    assert done.sha256 == plain.sha256
+    assert main([str(done.path), "rounds=+1", "--quiet"]) == 0
+    notes = [json.loads(line) for line in (tmp_path / "fake.jsonl").read_text().splitlines()]
+    inits = [note["init"] for note in notes if "init" in note]
+    assert [(init["project"], init["name"], init["resume"]) for init in inits] == [
+        ("rayfed", done.path.name, "allow")
+    ] * 2
+    sent = [note for note in notes if "step" in note]
+    assert [note["step"] for note in sent] == [1, 2, 3]
+    assert_equal({(key, note["step"]): v for note in sent for key, v in note["values"].items()}, done.path)
+    assert sum("finished" in note for note in notes) == 2
+    assert "noise" not in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "trackio")
 
 
 REFUSED = {
@@ -231,7 +275,7 @@ def test_what_cannot_work_is_refused_quickly(override, variables, message, monke
     assert sum(waits) < 10
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+@pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio"])
 def test_a_library_that_is_not_installed_is_named(name, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed; install rayfed-sim\[{name}\]"):
@@ -256,16 +300,107 @@ def test_the_environment_of_the_shell_goes_along_and_is_not_shown(monkeypatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
-    tracking = Tracking.of(["mlflow", "mlflow"], {})
-    assert tracking.names == ("mlflow",)
+    tracking = Tracking.of(load_trackers(["mlflow", "wandb", "mlflow"]), {})
+    assert list(tracking.kinds) == ["mlflow", "wandb"]
     assert "hunter2" not in repr(tracking)
-    assert Tracking.of([], {}).environment == {}
+    assert Tracking.of({}, {}).environment == {}
     monkeypatch.setenv("WANDB_API_KEY", "other")
     monkeypatch.setenv("WANDB_PROJECT", "other")
-    with temporary_environment(pickle.loads(pickle.dumps(tracking)).environment):
+    with temporary_environment(pickle.loads(pickle.dumps(tracking)).environment, ("MLFLOW_", "WANDB_")):
         assert os.environ["WANDB_API_KEY"] == "hunter2"
         assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mine.db"
         assert "WANDB_PROJECT" not in os.environ
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
     assert os.environ["WANDB_API_KEY"] == os.environ["WANDB_PROJECT"] == "other"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+class Lines:
+    """A tracker of a user, which writes a file."""
+
+    def open(self, run, config):
+        self.file = run / "lines.txt"
+        self.note(f"open {config['algorithm']}")
+
+    def send(self, round, values):
+        self.note(f"{round} {sorted(values) == sorted(set(values))} {values['loss']:.6f}")
+
+    def end(self, ending):
+        self.note(ending)
+
+    def note(self, text):
+        with self.file.open("a") as file:
+            file.write(text + "\n")
+
+
+class Broken(Lines):
+    def send(self, round, values):
+        raise OSError("no route to the board")
+
+
+class Half:
+    def open(self, run, config): ...
+
+
+def expected_lines(run):
+    return [f"{row['round']} True {row['loss']:.6f}" for row in rows(run)]
+
+
+@pytest.mark.parametrize("way", ["a name", "a class", "an entry point"])
+def test_a_tracker_of_a_user_gets_every_round_once_also_after_a_resume(
+    way, small, plain, monkeypatch, tmp_path
+):
+    name = f"{__name__}:Lines"
+    if way == "an entry point":
+        point = EntryPoint("board", name, "rayfed.trackers")
+        monkeypatch.setattr("rayfed.record.trackers.tracker.entry_points", lambda group: [point])
+        name = "board"
+    if way == "a class":
+        done = (
+            rayfed.Experiment.of(plain.config).changed(trackers=[Lines], overwrite=True).run(tmp_path / "run")
+        )
+    else:
+        done = small(f"trackers=[{name}]")
+    path = done.path
+    assert done.sha256 == plain.sha256
+    said = (path / "lines.txt").read_text().splitlines()
+    assert said == ["open fedavg", *expected_lines(path), "finished"]
+    assert main([str(path), "rounds=+1", "--quiet"]) == 0
+    said = (path / "lines.txt").read_text().splitlines()
+    assert [line for line in said if line[0].isdigit()] == expected_lines(path)
+    assert len(expected_lines(path)) == 3
+
+
+def test_a_tracker_that_fails_does_not_stop_the_run(small, plain, caplog):
+    done = small(f"trackers=[{__name__}:Broken]")
+    assert done.sha256 == plain.sha256
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "rayfed.record.trackers.tracker"]
+    assert "no route to the board; the run continues" in warning
+    assert {event["kind"] for event in done.recorded.events} == {"tracker_lost"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (f"{__name__}:Half", "is not a tracker: a class with open"),
+        (f"{__name__}:Missing", "defines no Missing"),
+        ("no_such_module:Board", "no_such_module"),
+        ("mlfow", "mlflow"),
+    ],
+)
+def test_what_is_no_tracker_is_refused_before_anything_starts(name, told, tmp_path, capsys):
+    assert run_main([*SMALL, f"trackers=[{name}]", "cluster=inline", f"output={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("error: trackers")
+    assert told in error
+    with pytest.raises(ConfigError, match="is not a tracker"):
+        rayfed.Experiment(trackers=[Half]).config()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_tracker_of_a_user_runs_where_the_driver_runs(small, plain):
+    done = small(f"trackers=[{__name__}:Lines]", "cluster.executor=ray", "cluster.num_gpus=0")
+    assert done.sha256 == plain.sha256
+    assert (done.path / "lines.txt").read_text().splitlines()[-1] == "finished"

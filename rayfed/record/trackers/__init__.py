@@ -1,0 +1,1 @@
+"""Trackers to which the rounds of a run are sent, one in each file."""
