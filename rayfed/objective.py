@@ -6,6 +6,7 @@ work for all tasks. (`rayfed.federation.executor.Task` means something else: the
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -301,6 +302,50 @@ def auc(output: Tensor, y: Tensor) -> float:
     return sum(areas) / len(areas) if areas else float("nan")
 
 
+class MetricObject:
+    """A metric of a set that is an object with `update(outputs, targets)`, `compute()` and `reset()`.
+
+    It begins anew for each set, in a copy, so that nothing of one set counts for another.
+    """
+
+    def __init__(self, name: str, of: Any) -> None:
+        """Args: name: its name, for messages. of: the object, which is never changed."""
+        self.name, self.of = name, of
+
+    @staticmethod
+    def accepts(value: Any) -> bool:
+        """Whether a value is such an object."""
+        calls = ("update", "compute", "reset")
+        return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in calls)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        """Its value for all examples of a set.
+
+        Raises:
+            ConfigError: It is no single number.
+        """
+        metric = copy.deepcopy(self.of)
+        if hasattr(metric, "to"):
+            metric = metric.to(outputs.device)
+        metric.reset()
+        metric.update(outputs, targets)
+        value = metric.compute()
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"task.metrics[{self.name!r}]: compute() returned {shown(value)}, which is no single number; "
+                f"average it, such as with average='macro'"
+            ) from None
+
+    def describe(self) -> str:
+        """Its class and its settings, as text, which tell it from other metrics."""
+        settings = {
+            k: v for k, v in sorted(vars(self.of).items()) if isinstance(v, int | float | str | tuple)
+        }
+        return f"{type(self.of).__module__}.{type(self.of).__qualname__} {settings}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A task of a user: a loss and metrics.
@@ -311,13 +356,16 @@ class Task:
 
     Attributes:
         loss: What training makes small.
-        metrics: Metrics for each example, by name; the first metric is the one in tables and figures.
+        metrics: Metrics by name; the first is the one in tables and figures. A function has one number for
+            each example. An object with `update`, `compute` and `reset`, such as a metric of torchmetrics, is
+            one over all examples of a set, as of `over_set`; its `higher_is_better` counts.
         over_set: Metrics over all examples of a set, such as AUC, by name, which return one number; NaN: the
             set does not define it. Those of a domain and of a run are over the examples of all their clients.
             Without `metrics`, the first is the one in tables and figures.
         smaller: Names of metrics of which smaller scores are better.
         percent: Names of metrics that are shares, which are shown in percent.
         name: Name of the task in messages.
+        first: Name of the metric in tables and figures.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -326,14 +374,22 @@ class Task:
     smaller: tuple[str, ...] = ()
     percent: tuple[str, ...] = ()
     name: str = "own_task"
+    first: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
-        """Check the names.
+        """Sort the metrics, and check the names.
 
         Raises:
             ConfigError: There is no metric, or a name in `smaller` or `percent` is that of none.
         """
         names = [*self.metrics, *self.over_set]
+        objects = {name: each for name, each in self.metrics.items() if MetricObject.accepts(each)}
+        falling = [name for name, each in objects.items() if getattr(each, "higher_is_better", None) is False]
+        object.__setattr__(self, "first", names[0] if names else "")
+        object.__setattr__(self, "metrics", {n: of for n, of in self.metrics.items() if n not in objects})
+        wrapped = {name: MetricObject(name, each) for name, each in objects.items()}
+        object.__setattr__(self, "over_set", {**wrapped, **self.over_set})
+        object.__setattr__(self, "smaller", (*self.smaller, *(n for n in falling if n not in self.smaller)))
         if not names:
             raise ConfigError("task.metrics: a task needs a metric; give metrics={'mae': function}")
         for key in ("smaller", "percent"):
@@ -368,7 +424,7 @@ class OwnObjective(Objective):
         writes: frozenset[str] | None = None,
     ) -> None:
         """Args: task: the loss and the metrics. texts: the task of texts without it. Others: see above."""
-        metric = next(iter([*task.metrics, *task.over_set]))
+        metric = task.first
         of_texts = {"examples": texts.examples, "pixels": False, "tokens": True} if texts else {}
         own = {
             "_of": task,

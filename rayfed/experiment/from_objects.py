@@ -15,7 +15,7 @@ from rayfed.executors.kinds.base import EXECUTORS, ExecutorKind
 from rayfed.federation.local import Local
 from rayfed.federation.method_registry import METHODS, Method, method_of
 from rayfed.federation.server import Server
-from rayfed.objective import Task
+from rayfed.objective import MetricObject, Task
 from rayfed.record.trackers.tracker import TRACKERS
 from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS
@@ -256,9 +256,10 @@ def task(value: Any) -> dict[str, Any]:
     if isinstance(value, Task):
         check_metrics(value)
         functions = [value.loss, *value.metrics.values(), *value.over_set.values()]
-        digest = user_objects.text_digest(
-            "".join(map(user_objects.source_digest, functions)) + repr((value.smaller, value.percent))
-        )
+        sources = [user_objects.source_digest(getattr(each, "of", each)) for each in functions]
+        settings = [each.describe() for each in functions if isinstance(each, MetricObject)]
+        rest = repr((value.smaller, value.percent, *settings))
+        digest = user_objects.text_digest("".join(sources) + rest)
         return {"task": user_objects.register(value, value.loss, digest, value.name)}
     if not isinstance(value, str):
         raise ConfigError(f"task: {shown(value)} is neither a name nor a rayfed.Task")
