@@ -11,7 +11,17 @@ from annotated_types import Ge, Gt, Le
 from rayfed.errors import ConfigError, unknown
 
 Scheme: TypeAlias = Literal[
-    "by_domain", "dirichlet", "pathological", "shards", "quantity", "natural", "imbalanced"
+    "by_domain",
+    "dirichlet",
+    "inner_dirichlet",
+    "pathological",
+    "shards",
+    "quantity",
+    "linear",
+    "square",
+    "exponential",
+    "natural",
+    "imbalanced",
 ]
 """Distribution of the samples of a domain."""
 
@@ -23,15 +33,17 @@ class PartitionConfig:
     Attributes:
         scheme: `by_domain` distributes at random in nearly equal parts; `dirichlet` skews labels within a
             domain; `pathological` gives each client a few classes, `shards` a few parts of the samples sorted
-            by class; `quantity` skews the numbers of samples; `natural` gives each client of the data set
-            (a column of the data) its own samples; `imbalanced` gives domains very different numbers of
-            clients and clients very different numbers of samples, and separates the test samples of a domain
-            before it is distributed.
+            by class; `quantity` skews the numbers of samples; `inner_dirichlet` draws class shares for each
+            client, whose sizes are nearly equal; under `linear`, `square` and `exponential` the sizes of the
+            clients of a domain grow with their number k as k, k squared and e^k; `natural` gives each client
+            of the data set (a column of the data) its own samples; `imbalanced` gives domains very different
+            numbers of clients and clients very different numbers of samples, and separates the test samples
+            of a domain before it is distributed.
         clients_per_domain: One number for all domains, or a list with one number per domain that has clients.
-        alpha: Concentration of the Dirichlet distribution, > 0, of labels (`dirichlet`) or of numbers of
-            samples (`quantity`); a small value skews strongly, 100 hardly.
-        min_samples: Smallest number of training samples of a client under `dirichlet` and `quantity`; under
-            `natural`, clients with fewer are left out.
+        alpha: Concentration of the Dirichlet distribution, > 0, of labels (`dirichlet`, `inner_dirichlet`) or
+            of numbers of samples (`quantity`); a small value skews strongly, 100 hardly.
+        min_samples: Smallest number of training samples of a client under `dirichlet`, `quantity`, `linear`,
+            `square` and `exponential`; under `natural`, clients with fewer are left out.
         classes_per_client: Under `pathological`: number of classes of a client.
         shards_per_client: Under `shards`: number of parts of a client.
         factor: Under `imbalanced`: number of clients of the first domain for each of the last, e.g. 1, 5, 10.
@@ -125,9 +137,12 @@ def _check_pool(partition: PartitionConfig) -> None:
 
 
 ONLY = {
-    "clients_per_domain": ("by_domain", "dirichlet", "pathological", "shards", "quantity"),
-    "alpha": ("dirichlet", "quantity"),
-    "min_samples": ("dirichlet", "quantity", "natural"),
+    "clients_per_domain": (
+        *("by_domain", "dirichlet", "inner_dirichlet", "pathological", "shards"),
+        *("quantity", "linear", "square", "exponential"),
+    ),
+    "alpha": ("dirichlet", "inner_dirichlet", "quantity"),
+    "min_samples": ("dirichlet", "quantity", "linear", "square", "exponential", "natural"),
     "classes_per_client": ("pathological",),
     "shards_per_client": ("shards",),
     "factor": ("imbalanced",),

@@ -7,8 +7,9 @@ refused, and so is a column that can be no input; which columns are used is said
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ class Columns:
 
 
 def table_of(value: Any) -> Any:
-    """A table of pandas, of Arrow or of `datasets` as a data frame; None: it is none."""
+    """A table of pandas, Arrow or `datasets`, or a partition of such, as a data frame; None: it is none."""
+    if callable(getattr(value, "load_partition", None)):
+        return _of_partitions(value)
     module = type(value).__module__.partition(".")[0]
     if module == "pandas" and hasattr(value, "columns"):
         return value
@@ -139,6 +142,42 @@ def table_of(value: Any) -> Any:
     if module == "datasets" and hasattr(value, "to_pandas"):
         return _of_datasets(value)
     return None
+
+
+def _of_partitions(value: Any) -> Any:
+    """The tables of a partition, such as one of flwr-datasets, as one with the columns `client` and `split`.
+
+    It has `load_partition(i)` and `num_partitions`, or is a `FederatedDataset`, with `partitioners` by split.
+
+    Raises:
+        DataError: A part is no table, or has a column of that name already.
+    """
+    import pandas as pd
+
+    splits = getattr(value, "partitioners", None)
+    loads: list[tuple[dict[str, str], Callable[[int], Any], Any]]
+    if isinstance(splits, Mapping):
+        loads = [
+            ({"split": split}, partial(value.load_partition, split=split), part)
+            for split, part in splits.items()
+        ]
+    else:
+        loads = [({}, value.load_partition, value)]
+    frames = []
+    for named, load, part in loads:
+        first = load(0)  # which gives the partitioner of a FederatedDataset its data
+        count = int(part.num_partitions)
+        for number in range(count):
+            table = table_of(first if number == 0 else load(number))
+            if table is None:
+                raise DataError(f"data: load_partition({number}) gave {shown(first)}, which is no table")
+            own = {"client": f"{number:0{len(str(count - 1))}d}", **named}
+            if twice := next((name for name in own if name in table.columns), None):
+                raise DataError(f"data: the tables of the partition have a column {twice!r}; rename it there")
+            frames.append(table.assign(**own))
+    whole = pd.concat(frames, ignore_index=True)
+    whole.attrs = dict(frames[0].attrs)
+    return whole
 
 
 def _of_datasets(value: Any) -> Any:

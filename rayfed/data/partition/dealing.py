@@ -8,6 +8,7 @@ smallest. Numbers of clients and of samples fall geometrically.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -314,10 +315,74 @@ def deal_by_quantity(
     Raises:
         ValueError: There are too few samples.
     """
-    shares = rng.dirichlet(np.full(num_parts, alpha))
+    return deal_in_proportion(num_samples, rng.dirichlet(np.full(num_parts, alpha)), smallest, rng)
+
+
+def deal_in_proportion(
+    num_samples: int, shares: NDArray[np.float64], smallest: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Distribute positions at random to parts with these shares of the samples.
+
+    Parts that would have fewer than `smallest` samples get some of the largest ones, one by one.
+
+    Args:
+        num_samples: Number of samples, at least that of the parts times `smallest`.
+        shares: One for each part, which sum to 1.
+        smallest: Smallest number of samples of a part.
+        rng: Generator of the draws.
+
+    Returns:
+        Positions of each part, int64.
+
+    Raises:
+        ValueError: There are too few samples.
+    """
     ends = np.floor(np.cumsum(shares)[:-1] * num_samples).astype(np.int64)
     sizes = with_minimum(np.diff(ends, prepend=0, append=num_samples).tolist(), smallest)
     return np.split(rng.permutation(num_samples).astype(np.int64), np.cumsum(sizes)[:-1])
+
+
+def growing_shares(growth: Literal["linear", "square", "exponential"], num_parts: int) -> NDArray[np.float64]:
+    """Shares of parts k = 1, ..., num_parts in proportion to k, to k squared, or to e^k.
+
+    >>> growing_shares("square", 2).tolist()
+    [0.2, 0.8]
+    """
+    k = np.arange(1.0, num_parts + 1)
+    weights = {"linear": k, "square": k**2, "exponential": np.exp(k - num_parts)}[growth]
+    return np.asarray(weights / weights.sum())
+
+
+def deal_by_inner_dirichlet(
+    labels: NDArray[np.int64], num_parts: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Distribute positions to parts of nearly equal size, each with class shares of its own.
+
+    As Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, partition their images:
+    each part draws class shares from a Dirichlet distribution, then parts in random order draw one sample
+    after the other of a class by these shares. A class without samples left is drawn no more.
+
+    Args:
+        labels: Class of each sample, shape (n,).
+        alpha: Concentration, > 0.
+        rng: Generator of the draws.
+
+    Returns:
+        Positions of each part, int64.
+    """
+    present, members = np.unique(labels, return_inverse=True)
+    left = [list(rng.permutation(np.flatnonzero(members == place))) for place in range(len(present))]
+    shares = rng.dirichlet(np.full(len(present), alpha), size=num_parts)  # (parts, classes)
+    sizes = [len(part) for part in np.array_split(np.arange(len(labels)), num_parts)]
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for part in rng.permutation(np.repeat(np.arange(num_parts), sizes)):
+        there = np.array([bool(rest) for rest in left])
+        weights = np.where(there, shares[part], 0.0)
+        if not weights.sum():  # all classes of its shares are used up
+            weights = there.astype(float)
+        place = int(rng.choice(len(present), p=weights / weights.sum()))
+        parts[part].append(int(left[place].pop()))
+    return [np.array(part, dtype=np.int64) for part in parts]
 
 
 def _draw_parts(

@@ -23,11 +23,14 @@ from rayfed.data.partition.dealing import (
     client_counts,
     client_sizes,
     deal_by_dirichlet,
+    deal_by_inner_dirichlet,
     deal_by_quantity,
     deal_classes,
     deal_evenly,
+    deal_in_proportion,
     deal_shards,
     dealt_sizes,
+    growing_shares,
     imbalanced_counts,
     no_tests,
     ratio_of,
@@ -232,13 +235,25 @@ DEALS: Mapping[str, Deal] = {
     "shards": lambda labels, parts, smallest, config, rng: deal_shards(
         labels, parts, config.shards_per_client, rng
     ),
+    "inner_dirichlet": lambda labels, parts, smallest, config, rng: deal_by_inner_dirichlet(
+        labels, parts, config.alpha, rng
+    ),
+    "linear": lambda labels, parts, smallest, config, rng: deal_in_proportion(
+        len(labels), growing_shares("linear", parts), smallest, rng
+    ),
+    "square": lambda labels, parts, smallest, config, rng: deal_in_proportion(
+        len(labels), growing_shares("square", parts), smallest, rng
+    ),
+    "exponential": lambda labels, parts, smallest, config, rng: deal_in_proportion(
+        len(labels), growing_shares("exponential", parts), smallest, rng
+    ),
     "quantity": lambda labels, parts, smallest, config, rng: deal_by_quantity(
         len(labels), parts, config.alpha, smallest, rng
     ),
 }
 """Functions that distribute the samples of a domain, by scheme; not those that look at all domains."""
 
-FILLED = ("dirichlet", "quantity")
+FILLED = ("dirichlet", "quantity", "linear", "square", "exponential")
 """Schemes that give every client `min_samples` training samples; the others give it at least one."""
 
 

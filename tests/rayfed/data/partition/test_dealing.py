@@ -4,10 +4,13 @@ import pytest
 from rayfed.data.partition import dealing
 from rayfed.data.partition.dealing import (
     deal_by_dirichlet,
+    deal_by_inner_dirichlet,
     deal_by_quantity,
     deal_classes,
     deal_evenly,
+    deal_in_proportion,
     deal_shards,
+    growing_shares,
     stratified_order,
 )
 from rayfed.seeds import generator
@@ -119,3 +122,56 @@ def test_quantity_skew_follows_the_shares_and_fills_small_parts():
     assert np.abs(np.array(sizes) - 1000 * shares).max() < 2
     with pytest.raises(ValueError, match="5 samples cannot give 2 clients 3 each"):
         deal_by_quantity(5, 2, 1.0, 3, generator(0))
+
+
+@pytest.mark.parametrize(
+    ("growth", "wanted"),
+    [
+        ("linear", [1 / 10, 2 / 10, 3 / 10, 4 / 10]),
+        ("square", [1 / 30, 4 / 30, 9 / 30, 16 / 30]),
+        ("exponential", np.exp([1, 2, 3, 4]) / np.exp([1, 2, 3, 4]).sum()),
+    ],
+)
+def test_sizes_grow_with_the_number_of_the_part(growth, wanted):
+    shares = growing_shares(growth, 4)
+    assert np.abs(shares - wanted).max() < 1e-12
+    parts = deal_in_proportion(6000, shares, 1, generator(0))
+    assert np.abs(np.array([len(part) for part in parts]) - 6000 * np.array(wanted)).max() <= 1
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6000))
+    filled = [
+        len(part) for part in deal_in_proportion(100, growing_shares("exponential", 6), 9, generator(0))
+    ]
+    assert min(filled) == 9
+    assert sum(filled) == 100
+    assert np.isfinite(growing_shares("exponential", 5000)).all()
+
+
+def test_inner_dirichlet_gives_equal_sizes_and_each_part_shares_of_its_own():
+    labels = np.repeat(np.arange(5), [400, 300, 200, 100, 3])
+    for alpha in (0.05, 0.5, 100.0):
+        parts = deal_by_inner_dirichlet(labels, 7, alpha, generator(1))
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+    shares = generator(1).dirichlet(np.full(3, 2.0), size=2)
+
+    # Plenty of each class: the first draws follow the shares of the part.
+    plenty = np.repeat(np.arange(3), 30_000)
+    first = deal_by_inner_dirichlet(plenty, 2, 2.0, OnlyFirst(shares, 4000))
+    found = np.array([np.bincount(plenty[part[:2000]], minlength=3) / 2000 for part in first])
+    assert np.abs(found - shares).max() < 0.05
+
+
+class OnlyFirst:
+    """A generator with given class shares."""
+
+    def __init__(self, shares, seed):
+        self.shares, self.rng = shares, generator(seed)
+
+    def dirichlet(self, alpha, size):
+        assert np.array_equal(alpha, np.full(3, 2.0))
+        assert size == 2
+        return self.shares
+
+    def __getattr__(self, name):
+        return getattr(self.rng, name)

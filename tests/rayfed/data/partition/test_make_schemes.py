@@ -22,6 +22,10 @@ EVERY = [
     config("pathological", 7, classes_per_client=2),
     config("shards", 4, shards_per_client=2),
     config("quantity", 4, alpha=0.3, min_samples=5),
+    config("inner_dirichlet", 4, alpha=0.3),
+    config("linear", 4, min_samples=5),
+    config("square", 4, min_samples=5),
+    config("exponential", 4, min_samples=5),
 ]
 
 
@@ -37,9 +41,9 @@ def test_all_samples_are_distributed_described_and_drawn(cfg):
     drawn = draw_partition(to_table(result, dataset), CLASSES, "toy")
     assert len(drawn.figure.axes[1].patches) == len(result.clients)
     counts = label_counts(result.clients, data[0], 7)
-    most = {"pathological": 2, "shards": 4, "quantity": 7}[cfg.partition.scheme]
+    most = {"pathological": 2, "shards": 4}.get(cfg.partition.scheme, 7)
     assert (counts > 0).sum(axis=1).max() <= most
-    if cfg.partition.scheme == "quantity":
+    if cfg.partition.scheme in ("quantity", "square", "exponential"):
         assert counts.sum(axis=1).min() >= 5
         assert counts.sum(axis=1).max() > 4 * counts.sum(axis=1).min()
 
