@@ -25,7 +25,16 @@ from ray import cloudpickle, exceptions
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
+from rayfed.errors import (
+    ClientError,
+    ClusterError,
+    DeviceError,
+    LostStoreError,
+    RayFedError,
+    ResourceError,
+    StoppedError,
+    one_line,
+)
 from rayfed.executors.actor_state import ActorHandle, Job, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.cluster import has_lost_its_node, reserve_again
@@ -164,6 +173,13 @@ LOST = (
 )  # errors with which Ray reports a lost actor
 
 
+def _why_lost(err: Exception) -> str:
+    """The reason of a lost actor in one line; of its constructor's traceback, the last one."""
+    lines = [line for line in str(err).splitlines() if line.strip()]
+    failed = isinstance(err, exceptions.RayActorError) and err.actor_init_failed
+    return one_line(ClusterError(lines[-1])) if failed else f"{type(err).__name__}: {lines[0]}"
+
+
 class Exchange:
     """Distributes calls in chunks, the longest calls first and in smaller chunks towards the end."""
 
@@ -284,10 +300,17 @@ class Exchange:
             lane.place = ray.get(lane.starting)
         except LOST as err:
             lane.failed_starts += 1
-            if lane.failed_starts > self._policy.retries:
-                self._retire(lane, f"{type(err).__name__}: {err}".splitlines()[0])
+            # What its constructor raised, it would raise again.
+            hopeless = isinstance(err, exceptions.RayActorError) and err.actor_init_failed
+            if hopeless or lane.failed_starts > self._policy.retries:
+                self._retire(lane, _why_lost(err))
             else:
                 self._pool.replace(lane)
+        except exceptions.RayTaskError as err:
+            # Before the first round, a node that cannot work ends the run; later, the others go on.
+            if not self._calls or isinstance(err.cause, ResourceError) or len(self._pool.lanes) == 1:
+                raise
+            self._retire(lane, one_line(err.cause))
         else:
             lane.starting = None
             lane.failed_starts = 0
