@@ -60,7 +60,7 @@ def copy_to_nodes(path: Path, nodes: Sequence[NodeFacts]) -> list[str]:
 
 
 def write_part(path: Path, token: str, start: int, content: bytes, size: int | None) -> str:
-    """Write a part of a file beside its place on this machine.
+    """Write a part of a file under a temporary name, on the machine where this runs.
 
     Args:
         path: Where the file will be.

@@ -227,6 +227,7 @@ def look_at_nodes(
         for node in ray.nodes()
         if node["Alive"] and (node["NodeID"] == own or node["Resources"].get("CPU", 0) > 0)
     ]
+    nodes.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
     asked = [on_node(node["NodeID"], facts_here).remote(node["NodeID"], data, modules) for node in nodes]
     ray.wait(asked, num_returns=len(asked), timeout=timeout)
     found = [_answer(node, reference, timeout) for node, reference in zip(nodes, asked, strict=True)]
