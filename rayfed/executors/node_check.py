@@ -275,12 +275,22 @@ def _why(error: Exception) -> str:
 def _measured(facts: NodeFacts) -> NodeFacts:
     """The facts with the clock and the connection of a node whose process runs already."""
     before = time.time()
-    there = ray.get(on_node(facts.node, time.time).remote())
+    there = ray.get(on_node(facts.node, clock).remote())
     after = time.time()
     began = time.perf_counter()
-    ray.get(on_node(facts.node, os.urandom).remote(SAMPLE))
+    ray.get(on_node(facts.node, sample).remote(SAMPLE))
     seconds = time.perf_counter() - began
     return replace(facts, clock=there - (before + after) / 2, bytes_per_second=SAMPLE / seconds)
+
+
+def clock() -> float:
+    """The time of the machine where this runs, in seconds."""
+    return time.time()
+
+
+def sample(size: int) -> bytes:
+    """So many bytes, which nothing on the way can make fewer."""
+    return os.urandom(size)
 
 
 def check_nodes(nodes: Sequence[NodeFacts], own: NodeFacts) -> None:

@@ -23,7 +23,8 @@ pytestmark = [
     ),
 ]
 
-SMALL = "algorithm=fedavg rounds=1 figures=false tensorboard=false"
+PLAIN = "algorithm=fedavg figures=false tensorboard=false"
+SMALL = f"{PLAIN} rounds=1"
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def digest_in(said: str) -> str:
     found = re.search(r"tensors sha256 ([0-9a-f]{16})", said)
     assert found, said
     return found.group(1)
+
+
+def read_until(command: subprocess.Popen[str], wanted: str) -> str:
+    """All that a command writes until a line has the wanted text."""
+    assert command.stdout is not None
+    said = ""
+    for line in command.stdout:
+        said += line
+        if re.search(wanted, line):
+            return said
+    raise AssertionError(said)
 
 
 def test_the_first_run_uses_all_hosts_whose_caches_are_empty_and_gives_the_bytes_of_one_process(seen):
@@ -141,20 +153,12 @@ def test_a_lost_head_is_told_within_half_a_minute(seen):
     with hosts(2, seen) as machines:
         address = start_ray(machines)
         command = machines[1].start(
-            f"rayfed run {SMALL} cluster.address={address} rounds=200 evaluation.every=0 output=run", **TOKEN
+            f"rayfed run {PLAIN} cluster.address={address} rounds=200 evaluation.every=0 output=run", **TOKEN
         )
-        assert command.stdout is not None
-        said = ""
-        while "round 2/" not in said:
-            line = command.stdout.readline()
-            assert line, said
-            said += line
+        said = read_until(command, r"round +2/")
         began = time.monotonic()
         machines[0].unplug()
-        while "the head of the Ray cluster" not in said:
-            line = command.stdout.readline()
-            assert line, said
-            said += line
+        said += read_until(command, "the head of the Ray cluster")
         told = time.monotonic() - began
         command.communicate(timeout=60)
     assert told < 35
@@ -176,13 +180,8 @@ def test_another_user_cannot_enter_the_folder_of_a_ray_that_a_run_started(seen):
         "setpriv --reuid=65534 --clear-groups touch $path/x && echo entered; done"
     )
     with hosts(1, seen) as (host,):
-        command = host.start(f"rayfed run {SMALL} rounds=200 cluster.actors=1 output=run")
-        assert command.stdout is not None
-        said = ""
-        while "round 1/" not in said:
-            line = command.stdout.readline()
-            assert line, said
-            said += line
+        command = host.start(f"rayfed run {PLAIN} rounds=200 cluster.actors=1 output=run")
+        read_until(command, r"round +1/")
         assert "session_latest" in host.run("ls -d /tmp/rayfed-0/r/session_latest")[1]
         _, tried = host.run(look)
         command.terminate()
