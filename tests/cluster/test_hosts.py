@@ -184,7 +184,6 @@ def test_another_user_cannot_enter_the_folder_of_a_ray_that_a_run_started(seen):
         read_until(command, r"round +1/")
         assert "session_latest" in host.run("ls -d /tmp/rayfed-0/r/session_latest")[1]
         _, tried = host.run(look)
-        command.terminate()
-        command.communicate()
+    command.communicate(timeout=60)  # all processes of the host are gone
     assert "Permission denied" in tried
     assert "entered" not in tried
