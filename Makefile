@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAI
 # Tests start many processes, which would all compile the same modules if Python may not keep what it compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-steady test-slow test-roundings test-lowest mutants lint fmt docs wheel release-check bench gpu-check clean
+.PHONY: run test test-steady test-slow test-cluster test-roundings test-lowest mutants lint fmt docs wheel release-check bench gpu-check clean
 
 run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox rounds=5" changes it
 	$(BIN)/python -m rayfed.run $(RUN)
@@ -25,6 +25,9 @@ test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, ev
 
 test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
 	$(BIN)/python -m tests.roundings $(ROUNDINGS)
+
+test-cluster: $(VENV)/.tested  ## runs on several hosts made of namespaces; needs root, and about 15 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/cluster
 
 test-lowest:  ## the tests with the lowest versions that pyproject.toml allows, in their own environment
 	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt

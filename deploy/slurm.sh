@@ -3,26 +3,40 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --requeue
-# One run on the nodes of an allocation: sbatch --nodes=4 --gpus-per-node=4 deploy/slurm.sh algorithm=fedra rounds=5
+#SBATCH --signal=B:USR1@120
+# One run on the nodes of an allocation: sbatch --nodes=4 --gpus-per-node=4 deploy/slurm.sh algorithm=fedra output=PATH
+# At its time limit, and when Slurm puts it back into the queue, the job goes on where its run in `output` stopped.
 set -euo pipefail
 
 port=${RAYFED_PORT:-6379}
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts[0]}
-address=$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | awk '{print $1}')
+# The address of an interface: the name of a host can stand for 127.0.1.1, as Debian has it.
+address=$(srun --nodes=1 --ntasks=1 -w "$head" hostname --all-ip-addresses | awk '{print $1}')
 
 # A token of this allocation: nobody else can join its Ray. It is inherited by every srun below.
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN
+export RAY_USAGE_STATS_ENABLED=0
+# A node that ends waits this long for its work, by default as long as Slurm waits before it kills (KillWait).
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=1
+# Everybody may write into Ray's folder, but nobody else may enter the one around it.
+folder=/tmp/rayfed-slurm-${SLURM_JOB_ID:-0}-${SLURM_RESTART_COUNT:-0}
+ray_start="mkdir -p -m 700 $folder; until ray start --temp-dir=$folder/ray --block"
 
 srun --nodes=1 --ntasks=1 --overlap -w "$head" \
-    ray start --head --node-ip-address="$address" --port="$port" --block &
+    bash -c "$ray_start --head --node-ip-address=$address --port=$port; do exit 1; done" &
 started=$!
-trap 'kill "$started" ${others:-} 2>/dev/null || true' EXIT
+others=
+end() {
+    for step in $others $started; do kill "$step" 2>/dev/null || true; done
+    for step in $others $started; do wait "$step" 2>/dev/null || true; done
+}
+trap end EXIT
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --overlap --exclude="$head" \
-        bash -c "until ray start --address=$address:$port --block; do sleep 2; done" &
+        bash -c "$ray_start --address=$address:$port; do sleep 2; done" &
     others=$!
 fi
 
@@ -48,12 +62,22 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
     time.sleep(1)
 WAIT
 
-# A job that Slurm has requeued continues the run that it finds in its folder.
+# This script runs on the head, and so does the run. Not below srun, which ends it at once with the job.
+again=()
 for word in "$@"; do
-    if [[ $word == output=* && -f ${word#output=}/config.yaml ]]; then
-        srun --nodes=1 --ntasks=1 --overlap -w "$head" \
-            python -m rayfed.resume "${word#output=}" "cluster.address=$address:$port"
-        exit
-    fi
+    if [[ $word == output=* ]]; then again=(--or-resume); fi
 done
-srun --nodes=1 --ntasks=1 --overlap -w "$head" python -m rayfed.run "cluster.address=$address:$port" "$@"
+python -m rayfed.run "${again[@]}" "cluster.address=$address:$port" "$@" &
+run=$!
+requeue=
+trap 'kill -TERM "$run" 2>/dev/null || true' TERM
+trap 'requeue=yes; kill -TERM "$run" 2>/dev/null || true' USR1
+code=0
+while true; do
+    wait "$run" && code=0 || code=$?
+    kill -0 "$run" 2>/dev/null || break # a signal ends `wait` before the run ends
+done
+if [ -n "$requeue" ] && [ "${#again[@]}" -gt 0 ] && [ "$code" -eq 130 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfed.terminal.arguments import parser_of
@@ -25,6 +24,7 @@ from rayfed.terminal.table_formats import fit_width, terminal_width
 from rayfed.user_files import to_json
 
 if TYPE_CHECKING:
+    from rayfed.executors.node_check import NodeFacts
     from rayfed.experiment.diagnosis import Diagnosis, ShapePlan
 
 USAGE = """\
@@ -80,6 +80,7 @@ def report(diagnosis: Diagnosis, width: int | None = None) -> str:
         ("experiment", diagnosis.experiment),
         ("cluster", diagnosis.cluster),
         *(("", _node(node)) for node in diagnosis.nodes),
+        *(("", _facts(node)) for node in diagnosis.checked),
         (
             "needs",
             f"{actors}; {size(diagnosis.memory_per_actor)} counted for each (cluster.memory_per_actor), "
@@ -134,6 +135,20 @@ def _node(node: Mapping[str, float]) -> str:
     return f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU, {memory}"
 
 
+def _facts(node: NodeFacts) -> str:
+    """What was found on a node of a cluster that is joined."""
+    if node.problem:
+        return f"{node.name}: {node.problem}"
+    kept = "the data is there" if node.data is not None else "a run will copy the data there"
+    memory_disk = "" if node.memory_disk is None else f", {size(node.memory_disk)} in /dev/shm"
+    speed = "" if node.bytes_per_second is None else f", sends {size(node.bytes_per_second)} a second"
+    clock = "" if node.clock is None else f", clock {node.clock:+.1f} s"
+    return (
+        f"{node.name}: {node.processor}; Python {node.versions['python']}; {kept}, {size(node.disk)} free"
+        f"{memory_disk}{speed}{clock}"
+    )
+
+
 def _time(seconds: float) -> str:
     """Seconds with a suitable unit.
 
@@ -173,6 +188,8 @@ def machine() -> str:
     """
     import torch
 
+    from rayfed.executors.node_check import processor
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     chosen = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
     built = re.findall(r"(?:oneAPI Math Kernel Library|MKL-DNN|oneDNN)[^\n(]*", torch.__config__.show())
@@ -181,7 +198,7 @@ def machine() -> str:
     lines = {
         "python": f"{platform.python_version()} on {platform.system()} {platform.release()}",
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
-        "processor": f"{_processor()}, {cores} of {os.cpu_count()} cores",
+        "processor": f"{processor()}, {cores} of {os.cpu_count()} cores",
         "kernels": f"ATen {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
         "libraries": f"{', '.join(text.strip() for text in built)}; MKL {torch.backends.mkl.is_available()}, "
         f"oneDNN {mkldnn}",
@@ -198,16 +215,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "missing"
-
-
-def _processor() -> str:
-    """Name of the processor as the system has it, or its architecture."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match.group(1) if match else platform.processor() or platform.machine()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,13 +41,28 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
         ConfigError: The folder holds no run, or an override would change its result; the message names the
             key.
     """
-    from rayfed.config.config_changes import BINDING, HARMLESS, changes, is_about_the_end
-    from rayfed.config.schema import load_run, to_dict
-    from rayfed.experiment.go_on import check_goes_on
+    from rayfed.config.schema import load_run
 
     before = load_run(path)
     more = [text for text in overrides if text.startswith("rounds=")]
     config = load_run(path, [text for text in overrides if text not in more])
+    rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
+    return continuing(path, before, replace(config, rounds=rounds))
+
+
+def continuing(path: Path, before: Config, config: Request) -> Request:
+    """The config with which a run is continued, whose own config `before` is.
+
+    Args:
+        config: That config, with other values of keys that may change.
+
+    Raises:
+        ConfigError: Another value would change the result; the message names the key.
+    """
+    from rayfed.config.config_changes import BINDING, HARMLESS, changes, is_about_the_end
+    from rayfed.config.schema import to_dict
+    from rayfed.experiment.go_on import check_goes_on
+
     for key, old, new in changes(to_dict(before), to_dict(config)):
         if is_about_the_end(key):
             continue
@@ -56,7 +71,7 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
             f"run, or change only {', '.join(HARMLESS)}, rounds and stop, but not {', '.join(BINDING)}"
         )
     check_goes_on(config, path)
-    rounds = before.rounds if not more else _rounds(more[-1].removeprefix("rounds="), before.rounds)
+    rounds = config.rounds
     if rounds != before.rounds and before.train.schedule != "constant":
         raise ConfigError(
             f"rounds: {rounds} would change the learning rates of the {before.rounds} rounds of {path}, "
@@ -67,7 +82,7 @@ def config_to_continue(path: Path, overrides: Sequence[str] = ()) -> Request:
             f"rounds: {rounds} would need another noise than the {before.rounds} of {path}, which have that "
             f"of privacy.epsilon={before.privacy.epsilon:g}; start a new run"
         )
-    return replace(config, rounds=rounds, output=str(path), overwrite=False)
+    return replace(config, output=str(path), overwrite=False)
 
 
 def why_finished(config: Config, path: Path) -> str:
@@ -117,6 +132,19 @@ def _continue_study(path: Path, overrides: Sequence[str], show: Show) -> None:
         go_on(path, config_to_continue(path, overrides), show)
 
 
+def go_on(path: Path, config_of: Callable[[], Request], show: Show) -> None:
+    """Continue a run. Args: config_of: gives its config, once no other process can write the run."""
+    from rayfed.experiment.runner import Runner
+    from rayfed.record.claim import claim_again
+
+    with claim_again(path) as claim:
+        stage("reading the config", passing=True)
+        config = config_of()
+        if words := why_finished(config, path):
+            stage(words)
+        Runner(show=show).start(config.alone(), claim)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Continue from the command line. Exit code: 0 done, 1 failed, 2 bad input, 75 busy, 130 interrupted."""
     parser = parser_of("rayfed.resume", USAGE)
@@ -129,9 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def work() -> None:
-        from rayfed.experiment.runner import Runner
         from rayfed.experiment.single_run import Show
-        from rayfed.record.claim import claim_again
         from rayfed.record.readers import STUDY
 
         show = Show(args.quiet, args.json)
@@ -139,12 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _continue_study(args.run, args.overrides, show)
             return
         check_run_folder(args.run)
-        with use_screen(screen_of(args.quiet, args.json)), claim_again(args.run) as claim:
-            stage("reading the config", passing=True)
-            config = config_to_continue(args.run, args.overrides)
-            if words := why_finished(config, args.run):
-                stage(words)
-            Runner(show=show).start(config.alone(), claim)
+        with use_screen(screen_of(args.quiet, args.json)):
+            go_on(args.run, lambda: config_to_continue(args.run, args.overrides), show)
 
     return run_guarded(work, args.debug, "what was finished is kept")
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rayfed.errors import ConfigError
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say, screen_of, stage, use_screen
 from rayfed.terminal.exit_code import ending
 from rayfed.terminal.supervisor import run_supervised
+from rayfed.user_files import user_path
+
+if TYPE_CHECKING:
+    from rayfed.config.schema import Request
+    from rayfed.experiment.single_run import Show
 
 USAGE = """\
 python -m rayfed.run [overrides] [--config FILE] [--print-config]
-    [--dry-run] [--quiet] [--json] [--debug]
+    [--dry-run] [--or-resume] [--quiet] [--json] [--debug]
 python -m rayfed.run --list [--json]
 
 Overrides are group=name (algorithm, data, model, tuning, cluster, experiment)
@@ -40,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print what would run, with which data and model: each cell of a paper's table, or each "
         "compared method, whose data, model and folder are checked as before a run; run nothing, and ask no "
         "cluster, as the doctor does",
+    )
+    parser.add_argument(
+        "--or-resume",
+        action="store_true",
+        help="continue the run in the folder `output` of this config, if one is there",
     )
     parser.add_argument("--quiet", action="store_true", help="show errors only")
     parser.add_argument(
@@ -106,10 +118,44 @@ def work(args: argparse.Namespace) -> None:
         from rayfed.experiment.study import from_command
 
         shown = Show(args.quiet, args.json)
-        if from_command.makes_study(config):
+        if args.or_resume and has_begun(config):
+            resume(config, shown)
+        elif from_command.makes_study(config):
             from_command.begin(config, shown)
         else:
             Runner(show=shown).start(config.alone())
+
+
+def has_begun(config: Request) -> bool:
+    """Whether the folder of a config holds a run that can be continued, or a study.
+
+    Raises:
+        ConfigError: The config names no folder, so that no command finds its run again.
+    """
+    from rayfed.record.readers import STUDY, has_checkpoint
+
+    if config.output is None:
+        raise ConfigError("output: --or-resume needs the folder of the run, such as output=runs/mine")
+    folder = user_path(config.output, "output")
+    return has_checkpoint(folder) or (folder / STUDY).exists()
+
+
+def resume(config: Request, show: Show) -> None:
+    """Continue the run, or the study, in the folder of a config.
+
+    Raises:
+        ConfigError: It has another config; the message names the key.
+    """
+    from rayfed.config.schema import load_run
+    from rayfed.experiment.study import from_command
+    from rayfed.record.readers import STUDY
+    from rayfed.resume import continuing, go_on
+
+    folder = user_path(str(config.output), "output")
+    if (folder / STUDY).exists():
+        from_command.go_on(folder, continuing(folder, load_run(folder), config), show)
+    else:
+        go_on(folder, lambda: continuing(folder, load_run(folder), config), show)
 
 
 if __name__ == "__main__":

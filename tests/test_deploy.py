@@ -3,7 +3,9 @@
 import json
 import re
 import shlex
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import jsonschema
@@ -53,6 +55,7 @@ def test_the_image_takes_its_base_as_an_argument_and_has_a_python_that_is_allowe
 def test_the_steps_of_the_image_are_known_instructions():
     joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE))
     steps = [line.split()[0] for line in joined.splitlines() if line.strip()]
+    assert f"--uid {re.search(r'USER (.+)', DOCKERFILE)[1]} " in DOCKERFILE
     assert set(steps) == {"ARG", "FROM", "RUN", "ENV", "COPY", "USER", "WORKDIR", "CMD"}
     for line in joined.splitlines():
         if line.startswith("RUN "):
@@ -63,8 +66,8 @@ def test_the_ray_job_has_the_version_of_ray_and_a_command_that_is_accepted():
     assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
     cluster = JOB["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == VERSIONS["ray"]
-    program, verb, *words = shlex.split(JOB["spec"]["entrypoint"])
-    assert (program, verb) == ("rayfed", "run")
+    program, verb, again, *words = shlex.split(JOB["spec"]["entrypoint"])
+    assert (program, verb, again) == ("rayfed", "run", "--or-resume")
     config = accepted(words)
     assert config.cluster.address == "auto"
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -73,6 +76,8 @@ def test_the_ray_job_has_the_version_of_ray_and_a_command_that_is_accepted():
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
         places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        user = int(re.search(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[1])
+        assert pod["securityContext"] == {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
         assert container["image"].partition(":")[0] == CLUSTER["docker"]["image"] == "rayfed"
         assert set(places) == {volume["name"] for volume in pod["volumes"]}
         assert places["memory"] == "/dev/shm"
@@ -88,17 +93,23 @@ def test_ray_accepts_the_cluster():
     assert CLUSTER["max_workers"] == len(CLUSTER["provider"]["worker_ips"])
     port = re.search(r"--head --port=(\d+)", CLUSTER["head_start_ray_commands"][1])[1]
     assert f"$RAY_HEAD_IP:{port}" in CLUSTER["worker_start_ray_commands"][1]
+    starts = [CLUSTER["head_start_ray_commands"][1], CLUSTER["worker_start_ray_commands"][1]]
+    assert all(start.startswith("RAY_AUTH_MODE=token ray start") for start in starts)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**CLUSTER, "image": "rayfed"}, json.loads(schema.read_text()))
 
 
 COMMANDS = {
-    "scontrol": "printf 'n1\\nn2\\n'",
-    "python": 'case "$1" in -c) echo secret;; *) exec true;; esac',
+    "scontrol": 'echo "scontrol $*" >> "$LOG"; [ "$1" = requeue ] || printf "n1\\nn2\\n"',
+    "python": (
+        'case "$*" in -c*) echo secret; exit;; esac\n'
+        'printf "python %s | %s %s\\n" "$*" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" >> "$LOG"\n'
+        '[ -z "${RUNS_ON:-}" ] || { trap "exit 130" TERM; touch "$LOG.runs"; sleep 60 & wait; }\n'
+        "exit 7"
+    ),
     "srun": (
         'printf "%s | %s %s\\n" "$*" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" >> "$LOG"\n'
-        'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; *rayfed.run*) exit 7;; '
-        "*rayfed.resume*) exit 8;; "
+        'case "$*" in *hostname*) echo 10.0.0.1;; *--block*) exec sleep 60;; '
         # The wait for all nodes ends when the lines of the nodes that start in the background are written.
         "*) cat > /dev/null\n"
         'until [ "$(grep -c "ray start" "$LOG")" = "$SLURM_JOB_NUM_NODES" ]; do sleep 0.1; done;; esac'
@@ -107,8 +118,12 @@ COMMANDS = {
 """Stand-ins for the commands that deploy/slurm.sh calls; srun writes down its arguments."""
 
 
-def slurm(tmp_path, nodes):
-    """Exit code of the script with stand-ins, in a folder, and the lines that they wrote."""
+def slurm(tmp_path, nodes, signals=()):
+    """Exit code of the script with stand-ins, in a folder, and the lines that they wrote.
+
+    Args:
+        signals: Sent to the script while its run lasts.
+    """
     for name, text in COMMANDS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -117,37 +132,49 @@ def slurm(tmp_path, nodes):
         "LOG": str(tmp_path / "log"),
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_JOB_ID": "17",
     }
     script = ROOT / "deploy" / "slurm.sh"
     command = [script, "algorithm=fedra", "output=a b"]
-    done = subprocess.run(command, env=environment, timeout=300, check=False, cwd=tmp_path)
-    return done.returncode, (tmp_path / "log").read_text().splitlines()
+    if signals:
+        environment["RUNS_ON"] = "1"
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path)
+    while signals and not (tmp_path / "log.runs").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    for number in signals:
+        process.send_signal(number)
+    return process.wait(timeout=300), (tmp_path / "log").read_text().splitlines()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_slurm_script_starts_ray_on_every_node_and_ends_as_the_run(tmp_path, nodes):
     code, lines = slurm(tmp_path, nodes)
     assert code == 7
-    heads = [line for line in lines if "ray start --head" in line]
-    workers = [line for line in lines if "until ray start --address=10.0.0.1:6379" in line]
+    heads = [line for line in lines if "--block --head" in line]
+    workers = [line for line in lines if "--block --address=10.0.0.1:6379" in line]
     assert len(heads) == 1
     assert "--node-ip-address=10.0.0.1" in heads[0]
     assert "-w n1" in heads[0]
     assert len(workers) == nodes - 1
     assert all("--exclude=n1" in line and "--nodes=1 " in line for line in workers)
     (run,) = [line for line in lines if "rayfed.run" in line]
-    assert "cluster.address=10.0.0.1:6379 algorithm=fedra output=a b | token secret" in run
+    words = "--or-resume cluster.address=10.0.0.1:6379 algorithm=fedra output=a b"
+    assert run == f"python -m rayfed.run {words} | token secret"
+    assert all("mkdir -p -m 700 /tmp/rayfed-slurm-17-0;" in line for line in heads + workers)
+    assert all("--temp-dir=/tmp/rayfed-slurm-17-0/ray" in line for line in heads + workers)
+    assert any("hostname --all-ip-addresses" in line for line in lines)
+    assert not any("requeue" in line for line in lines)
     accepted(["algorithm=fedra", "cluster.address=10.0.0.1:6379"])
 
 
-def test_a_requeued_slurm_job_continues_its_run(tmp_path):
-    (tmp_path / "a b").mkdir()
-    (tmp_path / "a b" / "config.yaml").touch()
-    code, lines = slurm(tmp_path, 1)
-    assert code == 8
-    assert not any("rayfed.run" in line for line in lines)
-    (resumed,) = [line for line in lines if "rayfed.resume" in line]
-    assert "-m rayfed.resume a b cluster.address=10.0.0.1:6379 | token secret" in resumed
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_slurm_job_near_its_time_limit_ends_its_run_and_goes_back_into_the_queue(
+    tmp_path, number, requeued
+):
+    code, lines = slurm(tmp_path, 1, [number])
+    assert code == 130
+    assert ("scontrol requeue 17" in lines) is requeued
 
 
 def test_the_workflow_calls_what_ci_runs():

@@ -26,6 +26,7 @@ from rayfed.executors.cluster_config import ClusterConfig
 from rayfed.executors.worker import choose_settings
 from rayfed.federation.executor import Policy
 from rayfed.federation.train_config import TrainConfig
+from rayfed.record.folder import add_nodes
 from rayfed.terminal.console import count_up, stage
 from rayfed.terminal.exit_code import STOP
 from rayfed.types import Row
@@ -37,7 +38,18 @@ if TYPE_CHECKING:
     from rayfed.executors.actor_pool import RayExecutor
     from rayfed.executors.cluster import ActorPlan
     from rayfed.executors.connection import Connection, Health
+    from rayfed.executors.node_check import NodeFacts
     from rayfed.executors.worker import ClientContext, Weights
+
+
+LESS_THAN_CLIENTS = 500
+"""Score by which the kernel chooses a process to kill where memory is short; Ray gives its workers 1000."""
+
+
+def spare_from_memory_kills() -> None:
+    """Let the kernel kill a client actor, which is replaced, before this process, which is not."""
+    with suppress(OSError):  # another system than Linux, or not allowed
+        Path("/proc/self/oom_score_adj").write_text(str(LESS_THAN_CLIENTS))
 
 
 class DriverActor:
@@ -47,6 +59,7 @@ class DriverActor:
     """
 
     def __init__(self, name: str) -> None:
+        spare_from_memory_kills()
         self._name = name
         self._executor: RayExecutor | None = None
         self._may_go_on = threading.Event()
@@ -177,6 +190,7 @@ class Session:
         self._put: tuple[Weights, Any] | None = None
         self._ray.callback(self._end_actors)
         self._gpus = GpuPlans()
+        self._nodes: dict[tuple[object, ...], list[NodeFacts]] = {}
 
     def __enter__(self) -> Session:
         return self
@@ -210,7 +224,9 @@ class Session:
         from rayfed.executors.cluster import reserve
 
         link = self._connect(cluster)
+        nodes = self._checked_nodes(setup, cluster)
         plan = self._gpus.plan(setup, cluster, lambda: self._reference(setup), link.health)
+        check_kinds(nodes, plan, cluster)
         with reserve(plan, cluster.connect_timeout, link.health):
             pass
 
@@ -238,6 +254,8 @@ class Session:
         name = keeping.path.name
         labels = self.labels(design, name)
         with self._ended_by_errors(link.health):
+            if nodes := self._checked_nodes(setup, design.cluster):
+                add_nodes(keeping.path, [node.row for node in nodes])
             reused = self._place(setup, name, notify, link)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
@@ -303,12 +321,41 @@ class Session:
             self._ray.callback(self._end_actors)  # before Ray ends
         return self._link
 
+    def _checked_nodes(self, setup: Setup, cluster: ClusterConfig) -> list[NodeFacts]:
+        """Facts of all nodes, which can run this experiment; empty where this machine is the only node.
+
+        A node without the prepared data set gets a copy. Nodes are asked once for each data set and each set
+        of modules, while no other node joins.
+
+        Raises:
+            ConfigError: A node cannot, and why.
+        """
+        import ray
+
+        from rayfed.executors.copy_to_nodes import copy_to_nodes
+        from rayfed.executors.node_check import check_nodes, facts_here, look_at_nodes, user_modules
+
+        alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        if len(alive) == 1:
+            return []
+        data, modules = setup.context.shard, user_modules(setup.context, setup.experiment)
+        key = (data, *modules, *alive)
+        if key not in self._nodes:
+            stage(f"checking {len(alive)} nodes")
+            own = facts_here(ray.get_runtime_context().get_node_id(), data, modules)
+            nodes = look_at_nodes(data, modules, cluster.connect_timeout)
+            check_nodes(nodes, own)
+            copy_to_nodes(data, nodes)
+            self._nodes[key] = nodes
+        return self._nodes[key]
+
     def _place(self, setup: Setup, name: str, notify: Notify, link: Connection) -> bool:
         """Reserve resources and start a driver on them; returns whether those of an earlier run fit."""
         from rayfed.executors.cluster import reserve
 
         design = setup.design
         plan = self._gpus.plan(setup, design.cluster, lambda: self._reference(setup), link.health)
+        check_kinds(self._checked_nodes(setup, design.cluster), plan, design.cluster)
         per_client = design.cluster.actors == "per_client"
         lanes = tuple(setup.experiment.clients) if per_client else tuple(_numbers(plan.actors))
         if self._driver is not None and self._fits == (plan, lanes):
@@ -361,6 +408,25 @@ class Session:
         self._driver = None
         self._put = None
         self._actors.close()
+
+
+def check_kinds(nodes: Sequence[NodeFacts], plan: ActorPlan, cluster: ClusterConfig) -> None:
+    """Check that the nodes on which there is room for an actor are of one kind, unless others are allowed.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    import ray
+
+    from rayfed.executors.node_check import check_same_hardware
+
+    room = {
+        node["NodeID"]
+        for node in ray.nodes()
+        if all(node["Resources"].get(name, 0) >= amount for name, amount in plan.bundle.items())
+    }
+    if not cluster.mixed_hardware:
+        check_same_hardware([node for node in nodes if node.node in room], plan.gpus > 0)
 
 
 def _wait_for_actors(results: Any, total: int, reused: bool, health: Health) -> None:
@@ -461,6 +527,8 @@ def _as_own_errors(health: Health) -> Iterator[None]:
         raise cause from err
     except ray.exceptions.RayActorError as err:
         lost = f"the driver actor was lost: {err}".splitlines()[0]
+        if "SYSTEM_ERROR" in str(err):
+            lost += " Its process was killed, perhaps because memory was short; `dmesg` says so"
         raise ClusterError(health.reason(lost)) from err
 
 

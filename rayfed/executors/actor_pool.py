@@ -24,8 +24,18 @@ import ray
 from ray import cloudpickle, exceptions
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
 
-from rayfed.errors import ClientError, ClusterError, DeviceError, LostStoreError, RayFedError, StoppedError
+from rayfed.errors import (
+    ClientError,
+    ClusterError,
+    DeviceError,
+    LostStoreError,
+    RayFedError,
+    ResourceError,
+    StoppedError,
+    one_line,
+)
 from rayfed.executors.actor_state import ActorHandle, Job, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.cluster import has_lost_its_node, reserve_again
@@ -42,15 +52,41 @@ from rayfed.federation.executor import (
     event_of,
     units,
 )
-from rayfed.types import Broadcast, Update, num_bytes
+from rayfed.types import Broadcast, Params, Update, num_bytes
 
 SHARED_BY_REFERENCE = 100_000  # bytes; Ray copies smaller values into the call itself
+
+
+class SentTensors:
+    """References of the tensors that the last exchanges sent, for exchanges that send the same ones again.
+
+    Scores of a round and the training of the next one send the same global tensors. Each node gets them once.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[Any, tuple[list[Tensor], Any]] = {}
+        self._before: dict[Any, tuple[list[Tensor], Any]] = {}
+
+    def begin(self) -> None:
+        """Begin an exchange; what neither this nor the last one sends is freed."""
+        self._before, self._now = self._now, {}
+
+    def reference(self, params: Params) -> Any:
+        """The reference of these tensors, packed; the one of before if none of them has changed since."""
+        # The tensors are kept, so that no other one gets their `id`. PyTorch counts changes in place.
+        key = tuple((name, id(value), value._version) for name, value in params.items())
+        known = self._now.get(key) or self._before.get(key)
+        self._now[key] = known or (list(params.values()), ray.put(pack(params)))
+        return self._now[key][1]
 
 
 class Outbox:
     """Turns the calls of an exchange into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: SentTensors) -> None:
+        """Args: tensors: what was sent before."""
+        tensors.begin()
+        self._tensors = tensors
         self._refs: dict[int, Any] = {}
         self._tasks: dict[int, bytes] = {}
         self._keep: list[object] = []  # objects whose ids are keys of these must stay alive
@@ -68,8 +104,8 @@ class Outbox:
         return WireCall(
             call=replace(call, task=_no_task, sent=replace(sent, params={}, shared=small)),
             task=self._task(call.task),
-            params=place(self._reference(sent.params, pack)),
-            shared={k: place(self._reference(sent.shared[k], encode)) for k in small if k in large},
+            params=place(self._params(sent.params)),
+            shared={k: place(self._reference(sent.shared[k])) for k in small if k in large},
             store=None if store is None else place(store),
         )
 
@@ -79,9 +115,15 @@ class Outbox:
             self._keep.append(task)
         return self._tasks[id(task)]
 
-    def _reference(self, value: Any, encoder: Callable[[Any], Any]) -> Any:
+    def _params(self, params: Params) -> Any:
+        if id(params) not in self._refs:
+            self._refs[id(params)] = self._tensors.reference(params)
+            self._keep.append(params)
+        return self._refs[id(params)]
+
+    def _reference(self, value: Any) -> Any:
         if id(value) not in self._refs:
-            self._refs[id(value)] = ray.put(encoder(value))
+            self._refs[id(value)] = ray.put(encode(value))
             self._keep.append(value)
         return self._refs[id(value)]
 
@@ -164,6 +206,13 @@ LOST = (
 )  # errors with which Ray reports a lost actor
 
 
+def _why_lost(err: Exception) -> str:
+    """The reason of a lost actor in one line; of its constructor's traceback, the last one."""
+    lines = [line for line in str(err).splitlines() if line.strip()]
+    failed = isinstance(err, exceptions.RayActorError) and err.actor_init_failed
+    return one_line(ClusterError(lines[-1])) if failed else f"{type(err).__name__}: {lines[0]}"
+
+
 class Exchange:
     """Distributes calls in chunks, the longest calls first and in smaller chunks towards the end."""
 
@@ -171,7 +220,7 @@ class Exchange:
         self._calls = calls
         self._pool = pool
         self._policy = pool.policy
-        self._outbox = Outbox()
+        self._outbox = Outbox(pool.sent)
         self._answers: dict[int, Update | None] = {}
         self._tries = [0] * len(calls)
         self._running: dict[Any, Job] = {}
@@ -284,10 +333,17 @@ class Exchange:
             lane.place = ray.get(lane.starting)
         except LOST as err:
             lane.failed_starts += 1
-            if lane.failed_starts > self._policy.retries:
-                self._retire(lane, f"{type(err).__name__}: {err}".splitlines()[0])
+            # What its constructor raised, it would raise again.
+            hopeless = isinstance(err, exceptions.RayActorError) and err.actor_init_failed
+            if hopeless or lane.failed_starts > self._policy.retries:
+                self._retire(lane, _why_lost(err))
             else:
                 self._pool.replace(lane)
+        except exceptions.RayTaskError as err:
+            # Before the first round, a node that cannot work ends the run; later, the others go on.
+            if not self._calls or isinstance(err.cause, ResourceError) or len(self._pool.lanes) == 1:
+                raise
+            self._retire(lane, one_line(err.cause))
         else:
             lane.starting = None
             lane.failed_starts = 0
@@ -562,6 +618,7 @@ class LaneExecutor:
         self.stopped = threading.Event()
         self.replaced = 0
         self.pace = Pace()
+        self.sent = SentTensors()
         self._stores = Stores(lambda reference: ray.put(ray.get(reference)))
         self.use_lanes(lanes)
 
@@ -636,6 +693,7 @@ class LaneExecutor:
 
     def forget(self) -> None:
         self._stores.clear()
+        self.sent = SentTensors()
 
     def stop(self) -> None:
         self.stopped.set()

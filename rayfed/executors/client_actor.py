@@ -15,6 +15,7 @@ import gc
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from ray import cloudpickle
 from torch import Tensor
 
 from rayfed.devices import HOST, give_back, limit_memory, why_no_cuda
-from rayfed.errors import DeviceError, RayFedError, ResourceError
+from rayfed.errors import ConfigError, DeviceError, RayFedError, ResourceError, one_line
 from rayfed.executors.actor_state import WireCall
 from rayfed.executors.prometheus import Memory
 from rayfed.executors.wire import PackedUpdate, decode, encode, encode_updates, unpack
@@ -141,7 +142,7 @@ class ClientActor:
 
     def _hold(self, context: ClientContext, weights: Weights, labels: Mapping[str, str] | None) -> None:
         """Build the model of an experiment; the one before is given up first, as two may not fit."""
-        self._held: Worker | ResourceError = ResourceError("the actor has no model")
+        self._held: Worker | RayFedError = ResourceError("the actor has no model")
         device = torch.device(self._device)
         try:
             if device != HOST:
@@ -152,6 +153,8 @@ class ClientActor:
             if not is_out_of_memory(err):
                 raise
             self._held = ResourceError(f"cluster.gpus_per_actor: {out_of_memory(err, self._share, [])}")
+        except ConfigError as err:  # such as a file that this node does not have
+            self._held = type(err)(f"{one_line(err)} (on node {socket.gethostname()})")
         self._memory = Memory(labels, self._device) if labels else None
         leave_out_of_garbage_collection()
 
@@ -160,9 +163,9 @@ class ClientActor:
         """The model of the present experiment.
 
         Raises:
-            ResourceError: The device has no memory for it.
+            ConfigError: The device has no memory for it, or the node lacks what it needs.
         """
-        if isinstance(self._held, ResourceError):
+        if isinstance(self._held, RayFedError):
             raise self._held
         return self._held
 
@@ -241,7 +244,7 @@ class ClientActor:
         """Name, node, worker and process id of this actor.
 
         Raises:
-            ResourceError: The device has no memory for its model.
+            ConfigError: The device has no memory for its model, or the node lacks what that needs.
         """
         _ = self.worker  # or what it raises
         context = ray.get_runtime_context()

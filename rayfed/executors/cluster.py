@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import time
@@ -10,7 +9,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -26,16 +24,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayfed.errors import BusyError, ResourceError
 from rayfed.executors.connection import Health
+from rayfed.executors.memory_limits import OWN_MEMORY, free_memory
 from rayfed.executors.ray_private import placement_group_of
 
 GB = 1e9
-OWN_MEMORY = 0.7
-CONTAINER_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Limit and use of memory in a container, in both versions of control groups."""
-
 TOGETHER = 2
 """Actors that `auto` starts on a GPU: their kernels take turns, and one prepares while the other computes."""
 
@@ -100,17 +92,6 @@ def own_node(num_cpus: int | None, num_gpus: int | None) -> dict[str, float]:
         "memory": OWN_MEMORY * memory,
         "object_store_memory": (1 - OWN_MEMORY) * memory,
     }
-
-
-def free_memory() -> float:
-    """Free memory in bytes of this machine, or of the container in which this process runs."""
-    import psutil
-
-    free = float(psutil.virtual_memory().available)
-    for limit, used in CONTAINER_FILES:
-        with contextlib.suppress(OSError, ValueError):  # not in a container, or without a limit
-            free = min(free, float(Path(limit).read_text()) - float(Path(used).read_text()))
-    return max(free, 0.0)
 
 
 def plan(wish: Wish, clients: int, per_round: int, nodes: Sequence[Resources]) -> ActorPlan:

@@ -35,7 +35,9 @@ class ClusterConfig:
         num_gpus: GPUs of a Ray that is started here; none: those of the machine.
         dashboard: Start Ray's dashboard with a Ray that is started here, which takes longer then.
         metrics: Export metrics for Prometheus through Ray (docs/watching.md).
-        connect_timeout: Seconds to wait for a cluster, or for actors to be placed.
+        connect_timeout: Seconds to wait for a cluster, for the check of its nodes, or for places for actors.
+        mixed_hardware: Use nodes of a cluster with several kinds of processors (or GPUs, if clients compute
+            there), which round differently: results then depend on where each client ran.
     """
 
     executor: str = "ray"
@@ -51,3 +53,4 @@ class ClusterConfig:
     dashboard: bool = False
     metrics: bool = True
     connect_timeout: Positive = 30.0
+    mixed_hardware: bool = False

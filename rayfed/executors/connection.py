@@ -8,12 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import socket
+import ssl
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +26,7 @@ import psutil
 import ray
 
 from rayfed.errors import ClusterError, ConfigError, RayFedError, UnreachableError, one_line
+from rayfed.executors.memory_limits import OWN_MEMORY, free_memory, machine_memory
 from rayfed.executors.ray_private import loopback_only, own_sigterm_handler, quiet_ray, require_token
 from rayfed.terminal.console import stage
 from rayfed.terminal.supervisor import note_ending
@@ -46,12 +52,19 @@ core, and the holes in these pools grow over thousands of rounds."""
 PILLARS = ("gcs_server", "raylet")  # processes without which Ray cannot continue
 LOOK_EVERY = 0.25  # seconds between two checks of them
 
+PROBE_EVERY = 5.0
+"""Seconds between two checks of the head of a cluster that was joined."""
+PROBE_PATIENCE = 3.0
+"""Seconds in which it must answer."""
+PROBES = 3
+"""Checks one after the other without an answer, after which it is lost: after at most 24 seconds."""
+
 
 class Health:
-    """Checks whether the gcs_server and the raylet that this process started are still running.
+    """Checks whether the gcs_server and the raylet that were started here, or the head joined, still run.
 
     Attributes:
-        lost: Message about the one that ended; empty while both run, and for a cluster that was joined.
+        lost: Message about the one that ended; empty while they run.
     """
 
     def __init__(self) -> None:
@@ -63,6 +76,13 @@ class Health:
 
     def begin(self) -> None:
         """Begin the checks; for a cluster that this process has started."""
+        self._thread.start()
+
+    def begin_joined(self, head: str) -> None:
+        """Begin the checks of the head of a cluster that was joined. Args: head: its address, host:port."""
+        self._thread = threading.Thread(
+            target=self._look_at_head, args=(head,), name="rayfed-health", daemon=True
+        )
         self._thread.start()
 
     def end(self) -> None:
@@ -101,10 +121,25 @@ class Health:
             if gone and not self._ended.is_set():
                 self.lost = (
                     f"Ray's {gone} ended, without which nothing can go on (a raylet also ends when one "
-                    f"of its agents does; `dmesg` says whether memory was short)"
+                    f"of its agents does; `dmesg` says whether memory was short){_full(session_folder())}"
                 )
                 note_ending(self.lost, lost=True)
                 return
+
+    def _look_at_head(self, head: str) -> None:
+        failed = 0
+        while failed < PROBES and not self._ended.wait(PROBE_EVERY):
+            try:
+                probe(head, PROBE_PATIENCE)
+                failed = 0
+            except ConfigError:
+                failed += 1
+        if not self._ended.is_set():
+            self.lost = (
+                f"the head of the Ray cluster at {head} has not answered for "
+                f"{PROBES * PROBE_EVERY:g} s, without which nothing can go on"
+            )
+            note_ending(self.lost, lost=True)
 
     def _ended_process(self) -> str:
         """Name of the first of these processes that has ended; empty if none has."""
@@ -120,11 +155,23 @@ class Health:
         return ""
 
 
+FULL = 100_000_000  # free bytes of a disk below which processes of Ray end because they cannot write
+
+
+def _full(folder: str) -> str:
+    """A part of a message: that the disk of Ray's folder is full; empty: it is not."""
+    there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    return f"; the disk of its folder {there} has only {free / 1e6:.0f} MB free" if free < FULL else ""
+
+
 # The first bytes of an HTTP/2 connection (preface and empty settings), to which every server replies.
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 QUIET = logging.CRITICAL  # level of Ray's log on the screen; its session folder has the whole log
-SHORT_FOLDER = "/tmp/ray"
-LONGEST_FOLDER = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store")
+SHORT_FOLDER = "/tmp"
+LONGEST_FOLDER = 107 - len(
+    f"/rayfed-{os.getuid()}/r/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store"
+)
 """Bytes of a temporary folder in which Ray's sockets have names of at most 107 bytes, as Linux asks."""
 
 
@@ -189,8 +236,10 @@ def connection(
                         *(key, number, where),
                     )
             context = _join(where)
+            health.begin_joined(ray.get_runtime_context().gcs_address)
+    url = str(context.dashboard_url or "")
     try:
-        yield Connection(str(context.dashboard_url or ""), health)
+        yield Connection(url if where == "local" or _listens(url) else "", health)
     except BaseException as err:
         note_ending(*_ending(err))
         raise
@@ -198,6 +247,16 @@ def connection(
         health.end()
         if not health.lost:  # otherwise Ray waits a minute for the lost process, then ends this one
             ray.shutdown()
+
+
+def _listens(url: str) -> bool:
+    """Whether a dashboard answers here; Ray names 127.0.0.1 on all nodes, where it is that of the head."""
+    host, _, port = url.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=PROBE_PATIENCE):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _ending(err: BaseException) -> tuple[str, int]:
@@ -218,13 +277,17 @@ def _join(where: str) -> Any:
         if where == "auto":
             raise UnreachableError(said) from err
         raise ConfigError(  # `probe` had an answer
-            f"{said}; it answers, so RAY_AUTH_MODE or the token (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-            f"~/.ray/auth_token) may differ from the cluster's"
+            f"{said}; it answers, so either this machine is no node of it (run the command on a node, or "
+            f"send it with `ray job submit`), or RAY_AUTH_MODE or the token (RAY_AUTH_TOKEN, "
+            f"RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token) differs from the cluster's"
         ) from err
 
 
 def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: Health) -> Any:
     require_token()
+    folder = session_folder()
+    if full := _full(folder):
+        raise ClusterError(f"Ray could not be started on this machine{full}; free some, or set RAY_TMPDIR")
     os.environ.setdefault(GCS_START, GCS_START_SECONDS)
     os.environ.setdefault(NICE, AS_THE_COMMAND)
     os.environ.setdefault(POOLS, FEW_POOLS)  # inherited by the processes of Ray
@@ -236,17 +299,46 @@ def _start(num_cpus: int | None, num_gpus: int | None, dashboard: bool, health: 
                 num_gpus=num_gpus,
                 include_dashboard=dashboard,
                 logging_level=QUIET,
-                _temp_dir=session_folder(),
+                _temp_dir=folder,
+                **_limited_memory(),
             )
     except Exception as err:  # Ray raises errors of several classes here
         cause = f"{type(err).__name__}: {one_line(err)}"
         raise ClusterError(health.reason(f"Ray could not be started on this machine: {cause}")) from err
 
 
-def session_folder() -> str | None:
-    """Folder of a Ray that is started here, if the temporary folder is too long; None: Ray chooses."""
-    chosen = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or ""
-    return SHORT_FOLDER if len(os.fsencode(chosen)) > LONGEST_FOLDER else None
+LEAST_STORE = 80_000_000
+"""Bytes that Ray wants at least for its object store."""
+
+
+def _limited_memory() -> dict[str, Any]:
+    """Memory of a Ray that is started here where a limit holds that Ray does not see, such as one of Slurm.
+
+    Ray looks at the memory of the machine and of the outermost control group only.
+    """
+    free = free_memory()
+    if free > 0.9 * machine_memory():  # no limit of which Ray does not know
+        return {}
+    store = max(int((1 - OWN_MEMORY) * free), LEAST_STORE)
+    return {"_memory": max(int(free) - store, 0), "object_store_memory": store}
+
+
+def session_folder() -> str:
+    """Folder of a Ray that is started here, below a folder that only this user can enter.
+
+    Ray lets everybody write into its folders, so that others could change the code of a job there. It is
+    below RAY_TMPDIR or TMPDIR, unless their names are too long for sockets.
+    """
+    chosen = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or SHORT_FOLDER
+    base = SHORT_FOLDER if len(os.fsencode(chosen)) > LONGEST_FOLDER else chosen
+    private = Path(base, f"rayfed-{os.getuid()}")
+    with suppress(FileExistsError):
+        private.mkdir(mode=0o700, parents=True)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():  # somebody else took the name
+        private = Path(tempfile.mkdtemp(prefix="rayfed-", dir=base))
+    private.chmod(0o700)
+    return str(private / "r")
 
 
 def check_address(address: str | None, timeout: float) -> None:
@@ -284,13 +376,41 @@ def probe(address: str, timeout: float) -> None:
     if not host or not port:
         raise ConfigError(f"cluster.address: {address!r} is not host:port")
     try:
-        with socket.create_connection((host, port), timeout=min(timeout, 10.0)) as stream:
+        with (
+            socket.create_connection((host, port), timeout=min(timeout, 10.0)) as plain,
+            secured(plain) as stream,
+        ):
             stream.sendall(HTTP2_HELLO)
             reason = "" if stream.recv(1) else "the connection was closed"
-    except OSError as err:
+    except OSError as err:  # ssl.SSLError is one
         reason = str(err)
     if reason:
         raise UnreachableError(
             f"cluster.address: no Ray cluster answers at {address!r} ({reason}); start a head node there "
             f"with `ray start --head --port={port}`, or set cluster.address=null"
         )
+
+
+@contextmanager
+def secured(plain: socket.socket) -> Iterator[socket.socket]:
+    """The connection with TLS, as Ray's own are, where RAY_USE_TLS is on; else as it is.
+
+    Raises:
+        ConfigError: A file of Ray's certificates cannot be read.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        yield plain
+        return
+    context = ssl.create_default_context()
+    context.check_hostname = False  # Ray's certificates name no address of a node
+    context.set_alpn_protocols(["h2"])
+    names = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY")
+    files = {name: os.environ.get(name, "") for name in names}
+    try:
+        context.load_verify_locations(files[names[0]])
+        context.load_cert_chain(files[names[1]], files[names[2]])
+    except OSError as err:
+        given = ", ".join(f"{name}={path}" for name, path in files.items())
+        raise ConfigError(f"RAY_USE_TLS is on, but its certificates cannot be read ({err}): {given}") from err
+    with context.wrap_socket(plain) as stream:
+        yield stream

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rayfed.engine.setup import Setup
     from rayfed.evaluation.test_sets import EvaluationSet
     from rayfed.executors.cluster import ActorPlan
+    from rayfed.executors.node_check import NodeFacts
     from rayfed.models.backbone import Backbone
 
 SPARE = 1.2
@@ -84,6 +85,7 @@ class Diagnosis:
         problems: Reasons why the experiment does not fit, one line each; empty: it fits.
         advice: Recommended changes of the config.
         examples: What the examples are called, such as images.
+        checked: What was found on each node of a cluster that is joined.
     """
 
     experiment: str
@@ -101,6 +103,7 @@ class Diagnosis:
     problems: list[str]
     advice: list[str]
     examples: str = "images"
+    checked: Sequence[NodeFacts] = ()
 
 
 def diagnose(config: Request) -> Diagnosis:
@@ -121,8 +124,7 @@ def diagnose(config: Request) -> Diagnosis:
 
     check_trackers(config.trackers)
     setup = prepared(first_run(config))
-    where, nodes = _nodes(config)
-    problems: list[str] = []
+    where, nodes, checked, problems = _nodes(config, setup)
     actors: ActorPlan | None = None
     kind = kind_of(config.cluster)
     shares_gpus = kind.needs_cluster and is_measured(config.cluster, nodes)
@@ -165,24 +167,38 @@ def diagnose(config: Request) -> Diagnosis:
         problems=problems,
         advice=[*([small] if small else []), *_advice(config, measured)],
         examples=setup.context.objective.examples,
+        checked=checked,
     )
 
 
-def _nodes(config: Config) -> tuple[str, list[dict[str, float]]]:
-    """Description of the cluster and resources of its nodes; an existing cluster is joined only for this."""
+def _nodes(
+    config: Config, setup: Setup
+) -> tuple[str, list[dict[str, float]], Sequence[NodeFacts], list[str]]:
+    """Description of the cluster, and the resources, facts and problems of its nodes.
+
+    An existing cluster is joined only for this; of others there are no facts.
+    """
+    import ray
+
     from rayfed.executors.cluster import node_resources, own_node
     from rayfed.executors.connection import connection, is_our_own
+    from rayfed.executors.copy_to_nodes import without_room
     from rayfed.executors.kinds.base import kind_of
+    from rayfed.executors.node_check import facts_here, look_at_nodes, problems_of, user_modules
 
     cluster = config.cluster
     kind = kind_of(cluster)
     where = kind.describe(cluster)
     if not kind.needs_cluster:
-        return where, [own_node(None, None)]
+        return where, [own_node(None, None)], (), []
     if is_our_own(cluster.address):
-        return where, [own_node(cluster.num_cpus, cluster.num_gpus)]
+        return where, [own_node(cluster.num_cpus, cluster.num_gpus)], (), []
     with connection(cluster.address, timeout=cluster.connect_timeout):
-        return where, node_resources()
+        data, modules = setup.context.shard, user_modules(setup.context, setup.experiment)
+        own = facts_here(ray.get_runtime_context().get_node_id(), data, modules)
+        checked = look_at_nodes(data, modules, cluster.connect_timeout, measure=True)
+        problems = [*problems_of(checked, own), *without_room(data, checked)]
+        return where, node_resources(), checked, problems
 
 
 def _memory_problems(

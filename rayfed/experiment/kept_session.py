@@ -62,6 +62,8 @@ def session_of(config: Config) -> Session:
         _kept.update(of=wanted, stack=stack, session=stack.enter_context(Session()))
         if not _kept.get("watched"):
             _kept["watched"] = True
+            import ray  # noqa: F401 - registers its own end first, so that ours comes before it
+
             atexit.register(end_session)
     return _kept["session"]
 

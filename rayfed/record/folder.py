@@ -6,7 +6,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
@@ -182,6 +182,13 @@ def describe_run(path: Path, config: Mapping[str, Any], facts: Mapping[str, Any]
     machine = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
     write_text(path / "environment.json", json.dumps({**machine, **facts}, indent=1, allow_nan=False) + "\n")
     write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def add_nodes(path: Path, nodes: Sequence[Mapping[str, str]]) -> None:
+    """Write the nodes of the cluster into environment.json: which they are, and what each computes with."""
+    file = path / "environment.json"
+    facts = {**read_json(file, dict), "nodes": [dict(node) for node in nodes]}
+    write_text(file, json.dumps(facts, indent=1, allow_nan=False) + "\n")
 
 
 def check_same_inputs(path: Path, facts: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import rayfed.engine.measure_work  # noqa: F401 - extends a class that is replaced in the tests
 from rayfed.run import main
 
 ALWAYS = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
-from rayfed.executors.actor_pool import Outbox
+from rayfed.executors.actor_pool import Outbox, SentTensors
 from rayfed.executors.client_actor import Received
 from rayfed.executors.wire import decode, decode_updates, encode, encode_updates, pack, unpack
 from rayfed.federation.executor import Call
@@ -67,7 +67,7 @@ def test_a_task_is_pickled_once_for_all_calls_of_an_exchange(monkeypatch):
     monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", lambda value: value)
     task, args = Counted(), []
     calls = [Call(f"c{i}", task, "fit", Broadcast(round=0, params={})) for i in range(5)]
-    outbox = Outbox()
+    outbox = Outbox(SentTensors())
     wire = [outbox.message(call, None, lambda ref: args.append(ref) or len(args) - 1) for call in calls]
     received = Received(args)
     back = [received.call(each) for each in pickle.loads(pickle.dumps(wire))]
@@ -86,7 +86,7 @@ def test_what_is_one_tensor_in_several_messages_is_one_where_they_arrive(monkeyp
         Broadcast(round=0, params={"body": body, "head": head}, shared={"a": [small], "b": {"c": large}})
         for head in heads
     ]
-    outbox = Outbox()
+    outbox = Outbox(SentTensors())
     calls = [Call(f"c{i}", task, "fit", sent) for i, sent in enumerate(messages)]
     wire = [outbox.message(call, None, lambda ref: args.append(ref) or len(args) - 1) for call in calls]
     wire, args = pickle.loads(pickle.dumps((wire, args)))
@@ -100,6 +100,36 @@ def test_what_is_one_tensor_in_several_messages_is_one_where_they_arrive(monkeyp
     assert torch.equal(second.shared["b"]["c"], large)
     another = decode(encode({"a": small, "b": small}))
     assert another["a"] is not another["b"]  # the store of a client: each call has its own
+
+
+def test_tensors_that_the_last_exchange_sent_are_not_sent_again_unless_they_changed(monkeypatch):
+    puts = []
+    monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", lambda value: puts.append(value) or object())
+    sent = SentTensors()
+    body, head = torch.rand(3), torch.rand(2)
+
+    def exchange(params):
+        """References of an exchange that sends these, as two messages."""
+        outbox = Outbox(sent)
+        places = []
+        for k in range(2):
+            call = Call(f"c{k}", Counted(), "fit", Broadcast(round=0, params=dict(params)))
+            outbox.message(call, None, lambda ref: places.append(ref) or len(places) - 1)
+        return places
+
+    first, again = exchange({"body": body, "head": head}), exchange({"body": body, "head": head})
+    assert len({*first, *again}) == len(puts) == 1
+    exchange({"head": head})
+    assert len(puts) == 2
+    exchange({"body": body, "head": head})  # of the exchange before the last one nothing is kept
+    assert len(puts) == 3
+    body += 1
+    exchange({"body": body, "head": head})
+    assert len(puts) == 4
+    assert torch.equal(unpack(puts[-1])["body"], body)
+    exchange({"body": body.clone(), "head": head})
+    exchange({"head": head, "body": body})
+    assert len(puts) == 6
 
 
 def test_packing_copies():
