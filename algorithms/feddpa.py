@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._partial import partial_step
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.models.backbone import Backbone
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.lora import WEIGH, mix
@@ -113,4 +113,4 @@ def weights(features: Tensor, known: Tensor, lam: float) -> Tensor:
     return lam * cosines.mean(1).clamp(min=0)
 
 
-METHOD = Method(local=DualAdapters)
+METHOD = Method(local=DualAdapters, knob=Knob("local.lam", 0.1, 1.0))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from algorithms._blocks import FEDDYN_ALPHA, FEDDYN_MEAN, FEDDYN_UPDATE, BlockServer
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance, subtract
 from rayfed.types import Batch, NonNegative
@@ -76,4 +76,6 @@ def alpha_of(client: Client, sent: Broadcast) -> float:
     return alpha if mean is None else alpha * float(mean) / client.data.size("train")
 
 
-METHOD = Method(server=DynamicServer, local=DynamicRegularization)
+METHOD = Method(
+    server=DynamicServer, local=DynamicRegularization, knob=Knob("server.feddyn_alpha", 0.01, 1.0)
+)

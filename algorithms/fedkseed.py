@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import check_own_rule
-from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, Server, ServerState, Update
 from rayfed.devices import HOST, move, numbers
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.params import without_statistics
@@ -172,4 +172,4 @@ class ZerothOrder(Local):
         return length
 
 
-METHOD = Method(server=Replay, local=ZerothOrder)
+METHOD = Method(server=Replay, local=ZerothOrder, knob=Knob("local.eps", 0.0001, 0.01))

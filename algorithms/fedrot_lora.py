@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
-from rayfed import Local, Method, ServerState, Update
+from rayfed import Knob, Local, Method, ServerState, Update
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import RELATIVE_ZERO, A, B
 from rayfed.models.backbone import Backbone
@@ -127,4 +127,4 @@ def nearest_rotation(product: Tensor) -> Tensor:
     return u @ torch.cat([vt[known], p @ q @ own])
 
 
-METHOD = Method(server=Rotating, local=BothFactors)
+METHOD = Method(server=Rotating, local=BothFactors, knob=Knob("server.lam", 0.1, 1.0))

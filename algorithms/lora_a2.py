@@ -22,7 +22,7 @@ from torch import Tensor
 
 from algorithms._lora import LoraServer
 from algorithms.rolora import at_rest
-from rayfed import Broadcast, Client, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, ServerState, Update
 from rayfed.devices import move, numbers
 from rayfed.federation.aggregation import A, B
 from rayfed.types import Batch, Count, Params, rank_axes
@@ -161,4 +161,4 @@ def keep_only(value: Tensor, mask: Tensor, other: Tensor) -> None:
     value.copy_(torch.where(mask, value, other))
 
 
-METHOD = Method(server=SparseMean, local=AlternatingSelection)
+METHOD = Method(server=SparseMean, local=AlternatingSelection, knob=Knob("local.budget", 1, 8))

@@ -21,7 +21,7 @@ import torch
 
 from algorithms._lora import LoraServer
 from algorithms._partial import partial_step
-from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import A, B, refactor
 from rayfed.models.backbone import Backbone
@@ -114,4 +114,4 @@ def is_without(name: str, trained: Collection[str]) -> bool:
     return name.removesuffix(f".{A}") + SPARSE not in trained
 
 
-METHOD = Method(server=TwoStages, local=Staged)
+METHOD = Method(server=TwoStages, local=Staged, knob=Knob("server.sparse_rounds", 1, 5))

@@ -65,6 +65,7 @@ from rayfed.report.page.single import (
     test_sets,
 )
 from rayfed.report.protocols import TABLES
+from rayfed.report.tuned_values import TunedValues
 from rayfed.terminal.table_formats import Cell, Column, Table
 from rayfed.types import Row
 from rayfed.user_files import as_scalar, check_run_folder
@@ -241,11 +242,14 @@ def _study(path: Path) -> FolderContent:
         members.append(Member(run=run, method=label, setting=setting, averaged=averaged, margin=margin))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
+    tables = list(protocol_tables(runs_in(path)))
+    with reading(path / STUDY):
+        tuning = [TunedValues.read(tree["tuned"]).table] if "tuned" in tree else []
     found = FolderContent(
         title=_title(members, protocol, len(cells)),
         members=members,
-        heading="The protocol",
-        tables=protocol_tables(runs_in(path)),
+        heading="The protocol" if tables else "Tuning",
+        tables=[*tables, *tuning],
         repeat=repeat_command(path / "config.yaml") if (path / "config.yaml").exists() else "",
     )
     if "search" not in tree:
