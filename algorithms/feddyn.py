@@ -1,7 +1,8 @@
 """FedDyn: dynamic regularization of the local loss, and a correction on the server.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 [acar2021feddyn], Algorithm 1.
-State is kept by global name, so that clients may hold different blocks in each round. Every server of
+State is kept by global name, so that clients may hold different blocks in each round; a network without
+uniform blocks is held as a whole. Every server of
 `algorithms/_blocks.py` has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines
 it with InclusiveFL or AllSmall.
 
@@ -32,6 +33,8 @@ class DynamicServer(BlockServer):
 
     frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "preinstalled"
     feddyn_alpha: NonNegative = 0.1
+
+    blocks_optional: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ normal, and moves the values w by -lr g z, where g = (L(w + eps z) - L(w - eps z
 losses without any gradient (MeZO's step). The sum of all steps along each of the K directions, weighted by
 the clients' weights, is the whole model: clients receive K numbers, and rebuild it from the start values.
 
-The paper is not in our copy: this follows its abstract and a fork of the released code. Clients send steps,
--lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
+The paper is not in our copy: this follows its abstract and a fork of the released code, whose eps is the
+default. Clients send steps, -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
 numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and weight decay have no
 effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on values are refused.
 """
@@ -131,7 +131,7 @@ class ZerothOrder(Local):
         eps: Length of the steps along a direction at whose ends the loss is read.
     """
 
-    eps: Positive = 1e-3
+    eps: Positive = 5e-4
 
     offers: ClassVar[frozenset[str]] = frozenset({STEPS})
     needs: ClassVar[frozenset[str]] = frozenset({SUMS})
