@@ -8,10 +8,10 @@ of some training examples of the client, all computed with its own adapter, in p
 
 The paper is not in our copy: this follows its abstract and parts of the released code, and is its variant T,
 in which both adapters are trained in every round; F, which trains the own one after all rounds, is not built.
-The largest weight `lam` is 1, as in the code, where it is 0.5 with a flag. Our choices: the own adapter begins
-with LoRA's start values; a negative w is 0; the training examples are
-drawn for a visit and not for each example; the head is trained with the global adapter. Language models are
-refused, because they have features of tokens and not of examples.
+The largest weight `lam` is 1, as in the code, where it is 0.5 with a flag. Our choices: the own adapter
+begins with LoRA's start values; a negative w is 0; the training examples are drawn for a visit and not for
+each example; the head is trained with the global adapter. Language models are refused, because they have
+features of tokens and not of examples.
 """
 
 from collections.abc import Mapping

@@ -7,9 +7,10 @@ losses without any gradient (MeZO's step). The sum of all steps along each of th
 the clients' weights, is the whole model: clients receive K numbers, and rebuild it from the start values.
 
 The paper is not in our copy: this follows its abstract and a fork of the released code, whose eps is the
-default. Clients send steps, -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
-numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and weight decay have no
-effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on values are refused.
+default. Clients send steps, -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the
+model (`capacity`), K numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and
+weight decay have no effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on
+values are refused.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ Frobenius norm |dB[:, i] A[i, :]| where A rests, or |B[:, i] dA[i, :]| where B r
 received values back, trains the `local.budget` N components with the largest scores, of all those in its N
 adapters, and sends these only. The server adds the mean of the changes.
 
-B has five times the rate of A, as in the paper (its Appendix B), whose global adapters have rank 16, and whose
+B has five times the rate of A, as in the paper (its Appendix B). There global adapters have rank 16, and the
 head is frozen: `tuning.rank=16 head=frozen`. A head that trains has `train.lr`. With a budget of at least the
 rank and `local.b_rate=1` it is RoLoRA. `channel` and attacks on values are refused.
 """

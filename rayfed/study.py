@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rayfed.experiment.study.cells import Study
 
 USAGE = """\
-python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N] [--quiet]
+python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N]
+    [against=NAME] [margin=NUMBER] [--quiet]
 
 Runs every method with every value and seed of FILE.yaml, and shows the table
 and the tests. What is finished is not repeated; started again after Ctrl-C, a
@@ -29,6 +30,7 @@ crash or kill -9, it goes on. The keys of the file:
   grid: {train.lr: [0.01, 0.1]}      values by key
   seeds: 3                           or a list of seeds
   margin: 0.01                       difference that counts as equally good
+  against: fedavg                    the row that others are compared with
   equal: examples                    what all methods have as much of: steps,
                                      examples, flops or bytes
   tuned: {trials: 8}                 tune each method first, all with
@@ -40,13 +42,13 @@ A protocol is an override of the experiment: protocol=leave_one_out. For example
   python -m rayfed.study rates.yaml at_once=2
 """
 
-KEYS = ("experiment", "methods", "grid", "seeds", "margin", "equal", "tuned", "output", "at_once")
+KEYS = ("experiment", "methods", "grid", "seeds", "margin", "against", "equal", "tuned", "output", "at_once")
 """Keys of the file."""
 
 TUNED_KEYS = ("trials", "seeds", "knobs")
 """Keys of the section `tuned`."""
 
-OVERRIDES = ("output", "at_once", "seeds")
+OVERRIDES = ("output", "at_once", "seeds", "against", "margin")
 """Keys that the command line may give."""
 
 
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.quiet:
             say("\n" + study.table("text"))
             if len(study.labels) > 1:
-                say("\n" + study.tests()("text"))
+                say("\n" + study.tests(against=tree.get("against"))("text"))
             say(f"everything on one page: python -m rayfed.report {folder}")
 
     return run_guarded(work, args.debug, "what is finished is kept; start the command again to continue")
@@ -85,13 +87,28 @@ def keys_of(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign or key not in OVERRIDES:
             raise ConfigError(
-                f"study: {text!r} is none of output=DIR, at_once=N and seeds=N; write it into {file}"
+                f"study: {text!r} is none of output=DIR, at_once=N, seeds=N, against=NAME and margin=NUMBER; "
+                f"write it into {file}"
             )
-        tree[key] = int(value) if value.isdecimal() else value
+        tree[key] = number_or_text(value)
     for key in tree:
         if key not in KEYS:
             raise ConfigError(unknown(f"{file}: key", str(key), KEYS))
     return tree
+
+
+def number_or_text(text: str) -> Any:
+    """A value of the command line.
+
+    >>> number_or_text("3"), number_or_text("0.02"), number_or_text("auto")
+    (3, 0.02, 'auto')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def number_at_once(tree: Mapping[str, Any]) -> int | Literal["auto"]:

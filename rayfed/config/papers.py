@@ -129,7 +129,7 @@ class PaperTable:
         return row
 
     def changes(self, row: str | None, setting: str | None, scale: str) -> dict[str, Any]:
-        """Changes of a cell to the experiment of its table; later ones win: common, setting, row, cell, scale.
+        """Changes of a cell to its experiment; later ones win: common, setting, row, cell, scale.
 
         Args:
             row: Name of the row; None: an algorithm that has no row in the table.

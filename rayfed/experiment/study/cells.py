@@ -475,7 +475,8 @@ class Study:
         """Paired tests of rows of the table against others: simultaneous intervals, and verdicts.
 
         The unit is a seed: the scores of its parts, such as held-out domains, are averaged first. Rows whose
-        runs have the same bytes as those that they are compared with are not tested; their verdict is `same`.
+        runs have the same bytes as those that they are compared with are not tested; their verdict is `same`,
+        as that of rows whose difference is 0 in every seed.
 
         Args:
             against: The label of the row that others are compared with; None: the first row. With a value of
