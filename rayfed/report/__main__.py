@@ -16,12 +16,13 @@ from rayfed.terminal.exit_code import run_guarded
 from rayfed.user_files import user_folder, user_path
 
 USAGE = """\
-python -m rayfed.report RUN... [--out FILE] [--debug]
+python -m rayfed.report RUN... [--out FILE] [--against NAME] [--margin NUMBER]
 
 Writes one HTML file about the runs in these folders, a JSON file with the same
 numbers and, of several seeds, a LaTeX file with means and tested differences.
-The page loads nothing from elsewhere. A folder is that of a run, finished or not, of a
-study (as of compare and protocol), of a sweep, or of a reproduced table.
+The page loads nothing from elsewhere. A folder is that of a run, finished or
+not, of a study (as of compare and protocol), of a sweep, or of a reproduced
+table.
 For example
   python -m rayfed.report runs/mine
   python -m rayfed.report runs/seed0 runs/seed1 runs/seed2 --out seeds.html
