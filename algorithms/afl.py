@@ -15,7 +15,7 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed import Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.types import NonNegative, Params
 
 MIXTURE = "mixture"
@@ -99,4 +99,4 @@ def project_to_simplex(v: Array) -> Array:
     return like(np.maximum(values + room[last], 0), v)
 
 
-METHOD = Method(server=AgnosticServer)
+METHOD = Method(server=AgnosticServer, knob=Knob("server.lr_lambda", 0.01, 1.0))

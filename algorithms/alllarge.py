@@ -20,4 +20,4 @@ class AllLarge(BlockServer):
         return dict.fromkeys(cohort.ids, tuple(range(cohort.depth)))
 
 
-METHOD = Method(server=AllLarge)
+METHOD = Method(server=AllLarge, knob="which blocks a client holds has no strength")

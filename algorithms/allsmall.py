@@ -39,4 +39,4 @@ class AllSmall(BlockServer):
         return dict.fromkeys(cohort.ids, state.blocks or ())
 
 
-METHOD = Method(server=AllSmall)
+METHOD = Method(server=AllSmall, knob="which blocks a client holds has no strength")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._meta import InnerOptimizer, meta_step
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.passes import logits
 from rayfed.models.backbone import Backbone, samples_of
 from rayfed.objective import LANGUAGE_MODELING
@@ -197,4 +197,4 @@ def _covariance(x: Tensor) -> Tensor:
     return centred.T @ centred / (len(x) - 1)
 
 
-METHOD = Method(local=MetaLocal)
+METHOD = Method(local=MetaLocal, knob=Knob("local.align_weight", 0.1, 10.0))

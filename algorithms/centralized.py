@@ -6,4 +6,4 @@ McMahan et al. [mcmahan2017fedavg], section 3, compare with it as SGD on the who
 
 from rayfed import Method
 
-METHOD = Method()
+METHOD = Method(knob="it has no hyperparameter")

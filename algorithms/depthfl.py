@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from algorithms._blocks import BlockServer
-from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, ServerState
 from rayfed.types import Batch, Count, Positive
 
 
@@ -93,4 +93,4 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0
     return temperature**2 * (target * (target.log() - log_student)).sum(-1).mean()
 
 
-METHOD = Method(server=PrefixServer, local=MutualDistillation)
+METHOD = Method(server=PrefixServer, local=MutualDistillation, knob=Knob("local.T", 0.5, 4.0))

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.params import sq_distance
 from rayfed.types import Batch, NonNegative, Params
 
@@ -81,4 +81,4 @@ def sent_part(client: Client, sent: Broadcast) -> Params:
     return {name: sent.params[name] for name in client.params() if name in sent.params}
 
 
-METHOD = Method(local=Ditto)
+METHOD = Method(local=Ditto, knob=Knob("local.lam", 0.05, 2.0))

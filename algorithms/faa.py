@@ -20,7 +20,7 @@ from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import Vector, all_known, clip_to_simplex, outside
 from algorithms.afl import project_to_simplex
 from algorithms.ga import GeneralizationAdjustment, record_gaps
-from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed import Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.types import Count, NonNegative
 
 FLAT = 1e-8
@@ -192,4 +192,4 @@ def guards(a: Vector, g: Vector, b: Vector, h: Vector, slopes: Vector) -> dict[s
     }
 
 
-METHOD = Method(server=FairnessAware)
+METHOD = Method(server=FairnessAware, knob=Knob("server.step", 0.05, 0.8))

@@ -25,4 +25,4 @@ class FedSb(Local):
     tuning: ClassVar[Mapping[str, object]] = {"core": True}
 
 
-METHOD = Method(local=FedSb)
+METHOD = Method(local=FedSb, knob="it has no hyperparameter")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from algorithms._adaptive import AdaptiveServer
-from rayfed import Method
+from rayfed import Knob, Method
 from rayfed.types import Decay
 
 
@@ -27,4 +27,4 @@ class FedAdagrad(AdaptiveServer):
         return v + square
 
 
-METHOD = Method(server=FedAdagrad)
+METHOD = Method(server=FedAdagrad, knob=Knob("server.lr", 0.003, 0.3))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from algorithms._adaptive import AdaptiveServer
-from rayfed import Method
+from rayfed import Knob, Method
 from rayfed.types import Decay
 
 
@@ -27,4 +27,4 @@ class FedAdam(AdaptiveServer):
         return self.beta2 * v + (1 - self.beta2) * square
 
 
-METHOD = Method(server=FedAdam)
+METHOD = Method(server=FedAdam, knob=Knob("server.lr", 0.003, 0.3))

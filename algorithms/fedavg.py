@@ -6,4 +6,4 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 
 from rayfed import Method
 
-METHOD = Method()
+METHOD = Method(knob="it has no hyperparameter")

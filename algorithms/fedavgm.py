@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfed import Method, Server
+from rayfed import Knob, Method, Server
 from rayfed.types import Decay, Positive
 
 
@@ -33,4 +33,4 @@ class FedAvgM(Server):
         return old + self.lr * memory["v"]
 
 
-METHOD = Method(server=FedAvgM)
+METHOD = Method(server=FedAvgM, knob=Knob("server.beta", 0.5, 0.97))

@@ -24,4 +24,4 @@ class FedBN(Local):
     stays: tuple[str, ...] = field(default=("norm",), kw_only=True)
 
 
-METHOD = Method(local=FedBN)
+METHOD = Method(local=FedBN, knob="which tensors stay at the client has no strength")

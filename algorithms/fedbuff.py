@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import check_own_rule
-from rayfed import Broadcast, Cohort, Local, Method, Server, ServerState, Update, is_statistic
+from rayfed import Broadcast, Cohort, Knob, Local, Method, Server, ServerState, Update, is_statistic
 from rayfed.errors import NobodyAnsweredError
 from rayfed.federation.cohort import TRAINING
 from rayfed.seeds import generator
@@ -154,4 +154,4 @@ def _record(cohort: Cohort, answers: Sequence[tuple[Update, Broadcast]]) -> None
         cohort.measure(staleness=sum(late) / len(late), staleness_max=float(max(late)))
 
 
-METHOD = Method(server=FedBuff)
+METHOD = Method(server=FedBuff, knob=Knob("server.lr", 0.1, 3.0))

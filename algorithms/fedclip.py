@@ -156,4 +156,4 @@ def both_sides(images: Tensor, texts: Tensor, labels: Tensor, scale: Any) -> tup
     return F.cross_entropy(matrix, targets), F.cross_entropy(matrix.T, targets)
 
 
-METHOD = Method(local=BatchMatching)
+METHOD = Method(local=BatchMatching, knob="its loss has no weight; local.mu adds FedProx to it")

@@ -8,9 +8,10 @@ of some training examples of the client, all computed with its own adapter, in p
 
 The paper is not in our copy: this follows its abstract and parts of the released code, and is its variant T,
 in which both adapters are trained in every round; F, which trains the own one after all rounds, is not built.
-Our choices: the own adapter begins with LoRA's start values; a negative w is 0; the training examples are
-drawn for a visit and not for each example; the head is trained with the global adapter. Language models are
-refused, because they have features of tokens and not of examples.
+The largest weight `lam` is 1, as in the code, where it is 0.5 with a flag. Our choices: the own adapter
+begins with LoRA's start values; a negative w is 0; the training examples are drawn for a visit and not for
+each example; the head is trained with the global adapter. Language models are refused, because they have
+features of tokens and not of examples.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms._partial import partial_step
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.models.backbone import Backbone
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.tuning.lora import WEIGH, mix
@@ -46,7 +47,7 @@ class DualAdapters(Local):
     """
 
     alpha: Fraction = 0.5
-    lam: Fraction = 0.5
+    lam: Fraction = 1.0
     instances: Count = 5
     stays: tuple[str, ...] = field(default=(r".*\.own_[AB]\.weight",), kw_only=True)
 
@@ -113,4 +114,4 @@ def weights(features: Tensor, known: Tensor, lam: float) -> Tensor:
     return lam * cosines.mean(1).clamp(min=0)
 
 
-METHOD = Method(local=DualAdapters)
+METHOD = Method(local=DualAdapters, knob=Knob("local.lam", 0.1, 1.0))

@@ -1,7 +1,8 @@
 """FedDyn: dynamic regularization of the local loss, and a correction on the server.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 [acar2021feddyn], Algorithm 1.
-State is kept by global name, so that clients may hold different blocks in each round. Every server of
+State is kept by global name, so that clients may hold different blocks in each round; a network without
+uniform blocks is held as a whole. Every server of
 `algorithms/_blocks.py` has the correction as an option: `server.feddyn_alpha=0.1 local.name=feddyn` combines
 it with InclusiveFL or AllSmall.
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from algorithms._blocks import FEDDYN_ALPHA, FEDDYN_MEAN, FEDDYN_UPDATE, BlockServer
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance, subtract
 from rayfed.types import Batch, NonNegative
@@ -32,6 +33,8 @@ class DynamicServer(BlockServer):
 
     frozen_cache: Literal["none", "lru", "all", "preinstalled"] = "preinstalled"
     feddyn_alpha: NonNegative = 0.1
+
+    blocks_optional: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -76,4 +79,6 @@ def alpha_of(client: Client, sent: Broadcast) -> float:
     return alpha if mean is None else alpha * float(mean) / client.data.size("train")
 
 
-METHOD = Method(server=DynamicServer, local=DynamicRegularization)
+METHOD = Method(
+    server=DynamicServer, local=DynamicRegularization, knob=Knob("server.feddyn_alpha", 0.01, 1.0)
+)

@@ -31,4 +31,4 @@ class FedExLora(Server):
     tuning: ClassVar[Mapping[str, object]] = {"residual": True}
 
 
-METHOD = Method(server=FedExLora)
+METHOD = Method(server=FedExLora, knob="it has no hyperparameter")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from algorithms._arrays import Array, to_tensors
 from algorithms._grouping import CENTERS, GROUP, PREVIOUS, ROUNDS, GroupingServer
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.local import pure
 from rayfed.types import Batch, NonNegative, Params, Positive
 
@@ -194,4 +194,4 @@ def similarities(a: Tensor, b: Tensor, similarity: Similarity) -> Tensor:
     return F.cosine_similarity(a, b, dim=-1) if similarity == "cosine" else (a * b).sum(-1)
 
 
-METHOD = Method(server=GroupingServer, local=GroupCustomization)
+METHOD = Method(server=GroupingServer, local=GroupCustomization, knob=Knob("local.lambda1", 0.1, 2.0))

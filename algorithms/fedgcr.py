@@ -6,7 +6,7 @@ Cheng, Yeh, Chen, Pastor, Chen, FedGCR, AAAI 2024 [cheng2024fedgcr], section 3 a
 from algorithms._grouping import client_representation
 from algorithms.fedgc import GroupCustomization, group_customization_loss, representation_alignment_loss
 from algorithms.fedgr import GroupReweighting, beta, group_weights
-from rayfed import Method
+from rayfed import Knob, Method
 
 __all__ = [
     "METHOD",
@@ -17,4 +17,4 @@ __all__ = [
     "representation_alignment_loss",
 ]
 
-METHOD = Method(server=GroupReweighting, local=GroupCustomization)
+METHOD = Method(server=GroupReweighting, local=GroupCustomization, knob=Knob("server.delta", 0.1, 0.9))

@@ -20,7 +20,7 @@ from annotated_types import Ge
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._grouping import GroupingServer
 from algorithms._losses import check_losses
-from rayfed import Cohort, Method, Update
+from rayfed import Cohort, Knob, Method, Update
 from rayfed.types import Fraction
 
 GroupMean: TypeAlias = Literal["simple", "data"]
@@ -107,4 +107,4 @@ def quantize_loss(loss: float) -> float:
     return 100 / max(int(100 / loss), 1)
 
 
-METHOD = Method(server=GroupReweighting)
+METHOD = Method(server=GroupReweighting, knob=Knob("server.delta", 0.1, 0.9))

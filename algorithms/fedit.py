@@ -18,4 +18,4 @@ class FedIT(Server):
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
 
 
-METHOD = Method(server=FedIT)
+METHOD = Method(server=FedIT, knob="it has no hyperparameter")

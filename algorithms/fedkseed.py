@@ -6,10 +6,11 @@ normal, and moves the values w by -lr g z, where g = (L(w + eps z) - L(w - eps z
 losses without any gradient (MeZO's step). The sum of all steps along each of the K directions, weighted by
 the clients' weights, is the whole model: clients receive K numbers, and rebuild it from the start values.
 
-The paper is not in our copy: this follows its abstract and a fork of the released code. Clients send steps,
--lr g, and not g, so that `train.schedule` works. Where clients hold parts of the model (`capacity`), K
-numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and weight decay have no
-effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on values are refused.
+The paper is not in our copy: this follows its abstract and a fork of the released code, whose eps is the
+default. Clients send steps, -lr g, and not g, so that `train.schedule` works. Where clients hold parts of the
+model (`capacity`), K numbers do not suffice, and whole tensors are sent down. `train.optimizer`, momentum and
+weight decay have no effect. Seeds are drawn uniformly: FedKSeed-Pro is not built. `channel` and attacks on
+values are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import check_own_rule
-from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, Server, ServerState, Update
 from rayfed.devices import HOST, move, numbers
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.params import without_statistics
@@ -131,7 +132,7 @@ class ZerothOrder(Local):
         eps: Length of the steps along a direction at whose ends the loss is read.
     """
 
-    eps: Positive = 1e-3
+    eps: Positive = 5e-4
 
     offers: ClassVar[frozenset[str]] = frozenset({STEPS})
     needs: ClassVar[frozenset[str]] = frozenset({SUMS})
@@ -172,4 +173,4 @@ class ZerothOrder(Local):
         return length
 
 
-METHOD = Method(server=Replay, local=ZerothOrder)
+METHOD = Method(server=Replay, local=ZerothOrder, knob=Knob("local.eps", 0.0001, 0.01))

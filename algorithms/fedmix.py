@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
-from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.federation.passes import logits
 from rayfed.models.lora_layer import twice_differentiable
 from rayfed.objective import CLASSIFICATION
@@ -141,4 +141,4 @@ def mash(client: Client, sent: Broadcast, size: int) -> Update:
     return Update(client=client.id, num_examples=num, extra=extra)
 
 
-METHOD = Method(local=MeanAugmented)
+METHOD = Method(local=MeanAugmented, knob=Knob("local.lam", 0.01, 0.3))

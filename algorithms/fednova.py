@@ -69,4 +69,4 @@ def effective_steps(config: TrainConfig, steps: int) -> float:
     return total
 
 
-METHOD = Method(server=NovaServer, local=NovaLocal)
+METHOD = Method(server=NovaServer, local=NovaLocal, knob="it has no hyperparameter")

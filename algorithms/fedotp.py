@@ -27,4 +27,4 @@ class FedOtp(Local):
     needs: ClassVar[frozenset[str]] = frozenset({"two prompts"})
 
 
-METHOD = Method(local=FedOtp)
+METHOD = Method(local=FedOtp, knob="which tensors stay at the client has no strength")

@@ -22,4 +22,4 @@ class FedPer(Local):
     stays: tuple[str, ...] = field(default=("head",), kw_only=True)
 
 
-METHOD = Method(local=FedPer)
+METHOD = Method(local=FedPer, knob="which tensors stay at the client has no strength")

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from algorithms.moon import contrast
-from rayfed import Broadcast, Client, Local, Method
+from rayfed import Broadcast, Client, Knob, Local, Method
 from rayfed.types import Batch, NonNegative, Positive
 
 
@@ -47,4 +47,4 @@ class FedPgp(Local):
         return client.objective.loss(model.head(model.features(x), own), y) + self.mu * apart
 
 
-METHOD = Method(local=FedPgp)
+METHOD = Method(local=FedPgp, knob=Knob("local.mu", 0.1, 10.0))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from rayfed import Broadcast, Client, Local, Method
+from rayfed import Broadcast, Client, Knob, Local, Method
 from rayfed.federation.local import pure
 from rayfed.federation.params import sq_distance
 from rayfed.types import Batch, NonNegative
@@ -35,4 +35,4 @@ class FedProx(Local):
         return super().loss(client, sent, batch) + self.mu / 2 * distance
 
 
-METHOD = Method(local=FedProx)
+METHOD = Method(local=FedProx, knob=Knob("local.mu", 0.001, 1.0))

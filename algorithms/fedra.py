@@ -82,4 +82,4 @@ class RandomAllocation(BlockServer):
         return draw_disjoint(depths, depth, rng, last if self.prefer_stale else None)
 
 
-METHOD = Method(server=RandomAllocation)
+METHOD = Method(server=RandomAllocation, knob="which blocks a client holds has no strength")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from algorithms.feddyn import DynamicRegularization
 from algorithms.fedra import RandomAllocation
-from rayfed import Method
+from rayfed import Knob, Method
 from rayfed.types import NonNegative
 
 
@@ -18,4 +18,6 @@ class DynamicAllocation(RandomAllocation):
     feddyn_alpha: NonNegative = 0.1
 
 
-METHOD = Method(server=DynamicAllocation, local=DynamicRegularization)
+METHOD = Method(
+    server=DynamicAllocation, local=DynamicRegularization, knob=Knob("server.feddyn_alpha", 0.01, 1.0)
+)

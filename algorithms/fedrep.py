@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from algorithms._partial import partial_step
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.types import Count
 
 
@@ -38,4 +38,4 @@ class FedRep(Local):
         return client.update()
 
 
-METHOD = Method(local=FedRep)
+METHOD = Method(local=FedRep, knob=Knob("local.head_passes", 1, 15))

@@ -25,4 +25,4 @@ class FedSaLora(Local):
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
 
 
-METHOD = Method(local=FedSaLora)
+METHOD = Method(local=FedSaLora, knob="which tensors stay at the client has no strength")

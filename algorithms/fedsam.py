@@ -7,7 +7,7 @@ Algorithm 1 (FedSAM).
 from dataclasses import dataclass
 
 from algorithms._sharpness import PerturbedLocal
-from rayfed import Method
+from rayfed import Knob, Method
 from rayfed.types import NonNegative
 
 
@@ -26,4 +26,4 @@ class SharpnessAware(PerturbedLocal):
         return self.rho
 
 
-METHOD = Method(local=SharpnessAware)
+METHOD = Method(local=SharpnessAware, knob=Knob("local.rho", 0.01, 0.5))

@@ -20,4 +20,4 @@ class FedTpg(Server):
     needs: ClassVar[frozenset[str]] = frozenset({"prompts by name"})
 
 
-METHOD = Method(server=FedTpg)
+METHOD = Method(server=FedTpg, knob="it has no hyperparameter")

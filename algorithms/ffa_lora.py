@@ -20,4 +20,4 @@ class FfaLora(Local):
     tuning: ClassVar[Mapping[str, object]] = {"freeze_a": True}
 
 
-METHOD = Method(local=FfaLora)
+METHOD = Method(local=FfaLora, knob="it has no hyperparameter")

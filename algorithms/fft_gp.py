@@ -6,8 +6,8 @@ of `faa` with the clients of `bgp`, on any backbone.
 
 from algorithms.bgp import MetaLocal, coral
 from algorithms.faa import FairnessAware, fairness_aware_weights
-from rayfed import Method
+from rayfed import Knob, Method
 
 __all__ = ["METHOD", "coral", "fairness_aware_weights"]
 
-METHOD = Method(server=FairnessAware, local=MetaLocal)
+METHOD = Method(server=FairnessAware, local=MetaLocal, knob=Knob("server.step", 0.05, 0.8))

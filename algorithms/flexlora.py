@@ -28,4 +28,4 @@ class FlexLora(Server):
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
 
 
-METHOD = Method(server=FlexLora)
+METHOD = Method(server=FlexLora, knob="it has no hyperparameter")

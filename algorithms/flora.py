@@ -31,4 +31,4 @@ class Flora(Server):
     tuning: ClassVar[Mapping[str, object]] = {"residual": True}
 
 
-METHOD = Method(server=Flora)
+METHOD = Method(server=Flora, knob="it has no hyperparameter")

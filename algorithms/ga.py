@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._gaps import GapServer, Vector, all_known, clip_to_simplex, outside, variance
-from rayfed import Cohort, Local, Method, ServerState, Update
+from rayfed import Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.types import Positive
 
 SMALLEST = 1e-12
@@ -109,4 +109,4 @@ def record_gaps(cohort: Cohort, updates: Sequence[Update], gaps: Vector, name: s
         )
 
 
-METHOD = Method(server=GeneralizationAdjustment)
+METHOD = Method(server=GeneralizationAdjustment, knob=Knob("server.step", 0.05, 0.8))

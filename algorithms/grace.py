@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms.bgp import MetaLocal
-from rayfed import Cohort, Method, Server, ServerState, Update, is_statistic
+from rayfed import Cohort, Knob, Method, Server, ServerState, Update, is_statistic
 
 SHIFT = 1e-3
 """Smallest mean cosine after the shift that makes all of them positive."""
@@ -70,4 +70,4 @@ class ClientCorrection(MetaLocal):
     meta_batch: Literal["fresh", "half"] = "half"
 
 
-METHOD = Method(server=GradientCorrection, local=ClientCorrection)
+METHOD = Method(server=GradientCorrection, local=ClientCorrection, knob=Knob("local.align_weight", 0.1, 10.0))

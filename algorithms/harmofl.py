@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from algorithms._sharpness import PerturbedLocal
-from rayfed import Broadcast, Client, Cohort, Method, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Method, ServerState, Update
 from rayfed.objective import CLASSIFICATION, SEGMENTATION
 from rayfed.types import NonNegative
 
@@ -91,4 +91,4 @@ def shift_channels(x: Tensor, amplitude: Tensor) -> Tensor:
     return x + (torch.where(mean < 0, -target, target) - mean)
 
 
-METHOD = Method(local=Harmonized)
+METHOD = Method(local=Harmonized, knob=Knob("local.alpha", 0.01, 0.5))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
-from rayfed import Broadcast, Client, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, ServerState, Update
 from rayfed.federation.aggregation import A, B, by_layer
 from rayfed.federation.local import pure
 from rayfed.types import Batch, Fraction, NonNegative, cut_to_rank, rank_axes
@@ -95,4 +95,4 @@ class SelfPruning(Local):
         return total
 
 
-METHOD = Method(server=NormWeighted, local=SelfPruning)
+METHOD = Method(server=NormWeighted, local=SelfPruning, knob=Knob("local.lam", 0.0001, 0.1))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from algorithms._blocks import BlockServer
-from rayfed import Broadcast, Cohort, Method, ServerState, Update, is_statistic
+from rayfed import Broadcast, Cohort, Knob, Method, ServerState, Update, is_statistic
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import mean_by_name
 from rayfed.federation.params import subtract
@@ -170,4 +170,4 @@ def apply_moves(start: Params, moves: Moves, mass: Mapping[int, float]) -> Param
     return {**start, **{name: start[name] + move for name, move in mean.items()}}
 
 
-METHOD = Method(server=InclusiveServer)
+METHOD = Method(server=InclusiveServer, knob=Knob("server.beta", 0.05, 0.8))

@@ -76,4 +76,4 @@ def _distance(a: Update, b: Update) -> float:
     return sum(float((a.params[n].double() - b.params[n].double()).pow(2).sum()) for n in shared)
 
 
-METHOD = Method(server=KrumServer)
+METHOD = Method(server=KrumServer, knob="how many answers may be false is a fact about the setting")

@@ -42,4 +42,4 @@ class LocalOnly(Local):
         client.load(client.store.get("own", {}))
 
 
-METHOD = Method(server=NoBroadcast, local=LocalOnly)
+METHOD = Method(server=NoBroadcast, local=LocalOnly, knob="it has no hyperparameter")

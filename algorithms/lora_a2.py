@@ -2,30 +2,30 @@
 
 Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, ACL 2025
 [koo2025loraa2]. A client first trains one pass for trial. The score of component i of an adapter is then the
-Frobenius norm |dB[:, i] A[i, :]| where A rests, or |B[:, i] dA[i, :]| where B rests (its Eq. 2). It puts the
+Frobenius norm |dB[:, i] A[i, :]| where A rests, or |B[:, i] dA[i, :]| where B rests (its Eq. 4). It puts the
 received values back, trains the `local.budget` N components with the largest scores, of all those in its N
 adapters, and sends these only. The server adds the mean of the changes.
 
-The paper is not in our copy: this follows its abstract and two public summaries. They do not say the rank of
-the global adapter, and not the learning rates of A and B, which differ in the paper: here both have that of
-`train.lr`. With a budget of at least the rank it is RoLoRA. `channel` and attacks on values are refused.
+B has five times the rate of A, as in the paper (its Appendix B). There global adapters have rank 16, and the
+head is frozen: `tuning.rank=16 head=frozen`. A head that trains has `train.lr`. With a budget of at least the
+rank and `local.b_rate=1` it is RoLoRA. `channel` and attacks on values are refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
 from algorithms.rolora import at_rest
-from rayfed import Broadcast, Client, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, ServerState, Update
 from rayfed.devices import move, numbers
 from rayfed.federation.aggregation import A, B
-from rayfed.types import Batch, Count, Params, rank_axes
+from rayfed.types import Batch, Count, Params, Positive, rank_axes
 
 PLACES, VALUES = "places", "values"
 """Names in `extra` of the components that a client sends, by name of the tensor: their places and values."""
@@ -54,9 +54,11 @@ class AlternatingSelection(Local):
 
     Attributes:
         budget: Components that are trained and sent, as a mean over the adapters of the client.
+        b_rate: Learning rate of B as a multiple of that of A, which is `train.lr`.
     """
 
     budget: Count = 4
+    b_rate: Positive = 5.0
 
     needs: ClassVar[frozenset[str]] = frozenset({"lora"})
     trained_in_extra: ClassVar[bool] = True
@@ -71,7 +73,7 @@ class AlternatingSelection(Local):
         masks = move(
             {name: mask_of(name, before[name], rows) for name, rows in chosen.items()}, client.device
         )
-        optimizer = client.optimizer()
+        optimizer = self.optimizer(client)
         for batch in client.batches():
             self.masked_step(client, sent, batch, optimizer, before, masks)
         after = client.params()
@@ -81,11 +83,23 @@ class AlternatingSelection(Local):
         rest = {name: value for name, value in after.items() if not rank_axes(name)}
         return client.update(params=rest, extra={PLACES: places, VALUES: values})
 
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """The optimizer of a client, in which B has its rate."""
+        optimizer = client.optimizer()
+        factors = {id(value) for name, value in client.trainable().items() if name.endswith(f".{B}")}
+        if factors and self.b_rate != 1:
+            optimizer.param_groups[:] = [
+                part
+                for group in optimizer.param_groups
+                for part in divided(group, factors, self.b_rate * float(group["lr"]))
+            ]
+        return optimizer
+
     def most_important(
         self, client: Client, sent: Broadcast, before: Params, factors: Sequence[str]
     ) -> dict[str, Tensor]:
         """Numbers of the chosen components of each factor, after a pass for trial, which is undone."""
-        optimizer = client.optimizer()
+        optimizer = self.optimizer(client)
         one_pass = client.config.batches(client.data.size("train")) if client.num_steps() else 0
         for batch in islice(client.batches(), one_pass):
             self.masked_step(client, sent, batch, optimizer, before, {})
@@ -125,6 +139,15 @@ class AlternatingSelection(Local):
             keep_only(live[name], mask, before[name])  # from which weight decay would move the others
 
 
+def divided(group: Mapping[str, Any], chosen: Collection[int], rate: float) -> list[dict[str, Any]]:
+    """A group of parameters of an optimizer as two, of which those with a chosen `id` have another rate."""
+    parts = {
+        group["lr"]: [value for value in group["params"] if id(value) not in chosen],
+        rate: [value for value in group["params"] if id(value) in chosen],
+    }
+    return [{**group, "params": values, "lr": lr} for lr, values in parts.items() if values]
+
+
 def scores(name: str, before: Params, after: Params) -> Tensor:
     """|dB[:, i] A[i, :]| or |B[:, i] dA[i, :]| of every component i: the product of two norms, shape (r,)."""
     other = name.removesuffix(A) + B if name.endswith(A) else name.removesuffix(B) + A
@@ -161,4 +184,4 @@ def keep_only(value: Tensor, mask: Tensor, other: Tensor) -> None:
     value.copy_(torch.where(mask, value, other))
 
 
-METHOD = Method(server=SparseMean, local=AlternatingSelection)
+METHOD = Method(server=SparseMean, local=AlternatingSelection, knob=Knob("local.budget", 1, 8))

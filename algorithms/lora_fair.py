@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from algorithms._lora import LoraServer
-from rayfed import Method, ServerState, Update
+from rayfed import Knob, Method, ServerState, Update
 from rayfed.federation.aggregation import A, B, by_layer, stack
 from rayfed.types import Count, NonNegative
 
@@ -84,4 +84,4 @@ def correct(b: Tensor, a: Tensor, product: Tensor, lam: float, steps: int) -> Te
     return (start + change.detach()).type_as(b)
 
 
-METHOD = Method(server=LoraFair)
+METHOD = Method(server=LoraFair, knob=Knob("server.lam", 0.001, 1.0))

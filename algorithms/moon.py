@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from rayfed import Broadcast, Client, Local, Method, Update
+from rayfed import Broadcast, Client, Knob, Local, Method, Update
 from rayfed.federation.local import pure
 from rayfed.objective import LANGUAGE_MODELING
 from rayfed.types import Batch, NonNegative, Positive
@@ -69,4 +69,4 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tenso
     return torch.mean(softplus((away - towards) / tau))
 
 
-METHOD = Method(local=Moon)
+METHOD = Method(local=Moon, knob=Knob("local.mu", 0.1, 10.0))

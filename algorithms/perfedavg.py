@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from algorithms.bgp import MetaLocal
-from rayfed import Broadcast, Client, Method, Update
+from rayfed import Broadcast, Client, Knob, Method, Update
 from rayfed.types import NonNegative
 
 
@@ -37,4 +37,4 @@ class FirstOrderMaml(MetaLocal):
             self.step(client, sent, batch, optimizer)
 
 
-METHOD = Method(local=FirstOrderMaml)
+METHOD = Method(local=FirstOrderMaml, knob=Knob("local.inner_lr", 0.001, 0.1))

@@ -24,4 +24,4 @@ class PFedMma(Local):
     needs: ClassVar[frozenset[str]] = frozenset({"paired adapters"})
 
 
-METHOD = Method(local=PFedMma)
+METHOD = Method(local=PFedMma, knob="which tensors stay at the client has no strength")

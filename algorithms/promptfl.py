@@ -10,4 +10,4 @@ of all rounds so far.
 
 from rayfed import Method
 
-METHOD = Method()
+METHOD = Method(knob="it has no hyperparameter")

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from algorithms._losses import LossKind, LossWeighted, fit_with_loss
-from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.federation.aggregation import mean_of_statistics
 from rayfed.federation.executor import ClientTask
 from rayfed.federation.params import subtract, without_statistics
@@ -122,4 +122,4 @@ def fair_step(
     return params
 
 
-METHOD = Method(server=FairServer)
+METHOD = Method(server=FairServer, knob=Knob("server.q", 0.1, 5.0))

@@ -38,4 +38,4 @@ class RoLora(Local):
         partial_step(self, client, sent, batch, optimizer, lambda name: not name.endswith(other))
 
 
-METHOD = Method(local=RoLora)
+METHOD = Method(local=RoLora, knob="it has no hyperparameter")

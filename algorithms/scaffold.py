@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rayfed import Broadcast, Client, Cohort, Local, Method, Server, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, Server, ServerState, Update
 from rayfed.federation.params import subtract, without_statistics
 from rayfed.types import Params, Positive
 
@@ -84,4 +84,4 @@ class ScaffoldLocal(Local):
         return client.update(extra={CHANGE: subtract(new, own)})
 
 
-METHOD = Method(server=ScaffoldServer, local=ScaffoldLocal)
+METHOD = Method(server=ScaffoldServer, local=ScaffoldLocal, knob=Knob("server.lr", 0.3, 3.0))

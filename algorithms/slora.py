@@ -7,26 +7,27 @@ being the best approximation of S of the rank of the adapters, sets S to 0, and 
 
 The paper is not in our copy: this follows its abstract and public summaries. They name a density of about
 1 %, but not how many rounds the first stage has, which numbers of the network it trains, and how singular
-values are divided between B and A. Here the first stage trains adapted layers only. B has the singular
-values, as in FedLLM-Factory's code, where SLoRA is a baseline of other methods. With `tuning.density=1` the
-first stage is full tuning of these layers. The places of S are the same in each experiment, and S is
-multiplied by alpha / rank, as B A is. The head is trained in both.
+values are divided between B and A. Half of the rounds are the first stage, and B has the singular values, as
+in FedLLM-Factory's code, where SLoRA is a baseline of other methods. Here the first stage trains adapted
+layers only; with `tuning.density=1` it is full tuning of these layers. The places of S are the same in each
+experiment, and S is multiplied by alpha / rank, as B A is. The head is trained in both.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 
 from algorithms._lora import LoraServer
 from algorithms._partial import partial_step
-from rayfed import Broadcast, Client, Cohort, Local, Method, ServerState, Update
+from rayfed import Broadcast, Client, Cohort, Knob, Local, Method, ServerState, Update
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import A, B, refactor
 from rayfed.models.backbone import Backbone
 from rayfed.tuning.lora import SPARSE, dense, use_sparse
-from rayfed.types import Batch, Count, Params
+from rayfed.types import Batch, Params
 
 STAGE = "stage"
 """Name in `shared` of the number of the stage, 1 or 2."""
@@ -42,10 +43,11 @@ class TwoStages(LoraServer):
     """Server that averages sparse matrices, and makes adapters of them after the first stage.
 
     Attributes:
-        sparse_rounds: Rounds of the first stage.
+        sparse_share: Share of the rounds that are the first stage, rounded down; 1 round at least. Short runs
+            need a smaller one, such as 0.2.
     """
 
-    sparse_rounds: Count = 5
+    sparse_share: Annotated[float, Gt(0), Le(0.5)] = 0.5
 
     offers: ClassVar[frozenset[str]] = frozenset({STAGE})
     tuning: ClassVar[Mapping[str, object]] = {"sparse": True}
@@ -55,6 +57,10 @@ class TwoStages(LoraServer):
     def start(self, params: Params) -> ServerState:
         return super().start(params).share(**{STAGE: 1})
 
+    def round(self, state: ServerState, cohort: Cohort, local: Local) -> ServerState:
+        sparse_rounds(self.sparse_share, cohort.rounds)  # a run that is too short ends before its first round
+        return super().round(state, cohort, local)
+
     def send(self, state: ServerState, cohort: Cohort) -> Mapping[str, Broadcast]:
         rests = at_rest(state.shared[STAGE])
         sent = {name: value for name, value in state.params.items() if not name.endswith(rests)}
@@ -62,9 +68,30 @@ class TwoStages(LoraServer):
 
     def aggregate(self, state: ServerState, cohort: Cohort, updates: Sequence[Update]) -> ServerState:
         state = super().aggregate(state, cohort, updates)
-        if state.shared[STAGE] == 2 or state.round + 1 < self.sparse_rounds:
+        if state.shared[STAGE] == 2 or state.round + 1 < sparse_rounds(self.sparse_share, cohort.rounds):
             return state
         return replace(state, params=split(state.params)).share(**{STAGE: 2})
+
+
+def sparse_rounds(share: float, rounds: int) -> int:
+    """Number of rounds of the first stage.
+
+    Args:
+        share: Share of the rounds, as of `TwoStages`.
+        rounds: Number of all rounds.
+
+    Raises:
+        ConfigError: Fewer than half of them would be left for the adapters.
+
+    >>> sparse_rounds(0.5, 9), sparse_rounds(0.2, 6)
+    (4, 1)
+    """
+    number = max(1, int(share * rounds + 1e-9))
+    if 2 * number > rounds:
+        raise ConfigError(
+            f"rounds: {rounds} leaves no round for the adapters after the first stage of slora; set 2 or more"
+        )
+    return number
 
 
 def split(params: Params) -> Params:
@@ -114,4 +141,4 @@ def is_without(name: str, trained: Collection[str]) -> bool:
     return name.removesuffix(f".{A}") + SPARSE not in trained
 
 
-METHOD = Method(server=TwoStages, local=Staged)
+METHOD = Method(server=TwoStages, local=Staged, knob=Knob("server.sparse_share", 0.1, 0.5))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from algorithms._arrays import Array, like, to_numpy
 from algorithms._losses import LossWeighted
-from rayfed import Cohort, Method, ServerState, Update
+from rayfed import Cohort, Knob, Method, ServerState, Update
 from rayfed.federation.aggregation import mean_of_statistics
 from rayfed.federation.params import without_statistics
 from rayfed.types import Params
@@ -94,4 +94,4 @@ def step_mean(start: Params, updates: Sequence[Update], steps: Sequence[float]) 
     return params
 
 
-METHOD = Method(server=TiltedServer)
+METHOD = Method(server=TiltedServer, knob=Knob("server.t", 0.1, 5.0))

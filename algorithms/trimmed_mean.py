@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from rayfed import Cohort, Method, Server, ServerState, Update
+from rayfed import Cohort, Knob, Method, Server, ServerState, Update
 from rayfed.federation.params import by_name
 
 
@@ -47,4 +47,4 @@ def trimmed_mean(values: Tensor, beta: float) -> Tensor:
     return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
 
 
-METHOD = Method(server=TrimmedMeanServer)
+METHOD = Method(server=TrimmedMeanServer, knob=Knob("server.beta", 0.05, 0.4))

@@ -28,4 +28,4 @@ class Untuned(Local):
         client.model.untuned = True
 
 
-METHOD = Method(server=NoTraining, local=Untuned)
+METHOD = Method(server=NoTraining, local=Untuned, knob="it trains nothing")

@@ -37,6 +37,7 @@ _HOME = {
     "Client": "rayfed.federation.client",
     "Cohort": "rayfed.federation.cohort",
     "Experiment": "rayfed.experiment.experiment",
+    "Knob": "rayfed.federation.knob",
     "LoRA": "rayfed.tuning.lora",
     "Local": "rayfed.federation.local",
     "Method": "rayfed.federation.method_registry",
@@ -54,6 +55,7 @@ _HOME = {
     "load": "rayfed.experiment.load",
     "simulate": "rayfed.experiment.experiment",
     "sweep": "rayfed.experiment.study.search",
+    "tuned": "rayfed.experiment.tuned",
 }
 """The module that defines each public name."""
 
@@ -62,6 +64,7 @@ __all__ = [
     "Client",
     "Cohort",
     "Experiment",
+    "Knob",
     "LoRA",
     "Local",
     "Method",
@@ -80,6 +83,7 @@ __all__ = [
     "load",
     "simulate",
     "sweep",
+    "tuned",
 ]
 
 

@@ -7,8 +7,10 @@ from rayfed.experiment.finished_run import Run as Run
 from rayfed.experiment.load import load as load
 from rayfed.experiment.study.cells import Study as Study
 from rayfed.experiment.study.search import sweep as sweep
+from rayfed.experiment.tuned import tuned as tuned
 from rayfed.federation.client import Client as Client
 from rayfed.federation.cohort import Cohort as Cohort
+from rayfed.federation.knob import Knob as Knob
 from rayfed.federation.local import Local as Local
 from rayfed.federation.method_registry import Method as Method
 from rayfed.federation.server import Server as Server

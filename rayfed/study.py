@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rayfed.experiment.study.cells import Study
 
 USAGE = """\
-python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N] [--quiet]
+python -m rayfed.study FILE.yaml [output=DIR] [at_once=N] [seeds=N]
+    [against=NAME] [margin=NUMBER] [--quiet]
 
 Runs every method with every value and seed of FILE.yaml, and shows the table
 and the tests. What is finished is not repeated; started again after Ctrl-C, a
@@ -29,18 +30,25 @@ crash or kill -9, it goes on. The keys of the file:
   grid: {train.lr: [0.01, 0.1]}      values by key
   seeds: 3                           or a list of seeds
   margin: 0.01                       difference that counts as equally good
+  against: fedavg                    the row that others are compared with
   equal: examples                    what all methods have as much of: steps,
                                      examples, flops or bytes
+  tuned: {trials: 8}                 tune each method first, all with
+                                     as many trials; also its seeds, and
+                                     knobs: {pulled: [local.mu, 0.01, 10]}
   output: runs/rates                 by default runs/ and the name of the file
   at_once: 2                         cells side by side, or auto
 A protocol is an override of the experiment: protocol=leave_one_out. For example
   python -m rayfed.study rates.yaml at_once=2
 """
 
-KEYS = ("experiment", "methods", "grid", "seeds", "margin", "equal", "output", "at_once")
+KEYS = ("experiment", "methods", "grid", "seeds", "margin", "against", "equal", "tuned", "output", "at_once")
 """Keys of the file."""
 
-OVERRIDES = ("output", "at_once", "seeds")
+TUNED_KEYS = ("trials", "seeds", "knobs")
+"""Keys of the section `tuned`."""
+
+OVERRIDES = ("output", "at_once", "seeds", "against", "margin")
 """Keys that the command line may give."""
 
 
@@ -55,11 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         tree = keys_of(args.file, args.overrides)
         folder = Path(str(tree.get("output", Path("runs") / args.file.stem))).expanduser()
-        study = study_of(tree).run(folder, at_once=number_at_once(tree), quiet=args.quiet)
+        if tree.get("tuned") is None:
+            study = study_of(tree).run(folder, at_once=number_at_once(tree), quiet=args.quiet)
+        else:
+            study = tuned_study(tree, folder, args.quiet)
         if not args.quiet:
             say("\n" + study.table("text"))
             if len(study.labels) > 1:
-                say("\n" + study.tests()("text"))
+                say("\n" + study.tests(against=tree.get("against"))("text"))
             say(f"everything on one page: python -m rayfed.report {folder}")
 
     return run_guarded(work, args.debug, "what is finished is kept; start the command again to continue")
@@ -76,13 +87,28 @@ def keys_of(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign or key not in OVERRIDES:
             raise ConfigError(
-                f"study: {text!r} is none of output=DIR, at_once=N and seeds=N; write it into {file}"
+                f"study: {text!r} is none of output=DIR, at_once=N, seeds=N, against=NAME and margin=NUMBER; "
+                f"write it into {file}"
             )
-        tree[key] = int(value) if value.isdecimal() else value
+        tree[key] = number_or_text(value)
     for key in tree:
         if key not in KEYS:
             raise ConfigError(unknown(f"{file}: key", str(key), KEYS))
     return tree
+
+
+def number_or_text(text: str) -> Any:
+    """A value of the command line.
+
+    >>> number_or_text("3"), number_or_text("0.02"), number_or_text("auto")
+    (3, 0.02, 'auto')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def number_at_once(tree: Mapping[str, Any]) -> int | Literal["auto"]:
@@ -100,22 +126,81 @@ def study_of(tree: Mapping[str, Any]) -> Study:
     from rayfed.experiment.compare_and_sweep import grid
     from rayfed.experiment.experiment import Experiment
 
-    common = _overrides("experiment", tree.get("experiment", []))
-    methods, space, seeds = tree.get("methods"), tree.get("grid") or {}, tree.get("seeds", 1)
+    methods, space, seeds = _methods(tree), _mapping("grid", tree.get("grid")), _seeds(tree)
     margin, equal = tree.get("margin"), tree.get("equal")
-    for key, value in (("methods", methods or {}), ("grid", space)):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"study: {key}: {shown(value)} is no mapping of names")
+    named: Any = methods or Experiment.from_overrides(_overrides("experiment", tree.get("experiment", [])))
+    return grid(named, space, seeds, margin, equal)
+
+
+def tuned_study(tree: Mapping[str, Any], folder: Path, quiet: bool) -> Study:
+    """The study of the methods of a file, each of which was tuned before.
+
+    Args:
+        folder: Folder of the study.
+        quiet: Show only errors.
+
+    Raises:
+        ConfigError: As of `study_of`, or as of `rayfed.tuned`.
+    """
+    from rayfed.experiment.tuned import tuned
+
+    if tree.get("grid"):
+        raise ConfigError("study: tuned chooses values, and grid compares them; leave one of them out")
+    section = {"trials": tree["tuned"]} if type(tree["tuned"]) is int else tree["tuned"]
+    options: dict[str, Any] = dict(_mapping("tuned", section))
+    for key in options:
+        if key not in TUNED_KEYS:
+            raise ConfigError(unknown("study: tuned: key", str(key), TUNED_KEYS))
+    if type(options.get("trials", 1)) is not int:
+        raise ConfigError(f"study: tuned.trials: {shown(options['trials'])} is no number of trials")
+    if not (methods := _methods(tree)):
+        raise ConfigError("study: tuned: there are no methods; list them, such as methods: {fedavg: []}")
+    if "seeds" in options:
+        options["tuning_seeds"] = _seeds(options)
+        del options["seeds"]
+    options["knobs"] = _mapping("tuned.knobs", options.get("knobs"))
+    options |= {"margin": tree.get("margin"), "equal": tree.get("equal")}
+    at_once = number_at_once(tree)
+    return tuned(methods, seeds=_seeds(tree), output=folder, at_once=at_once, quiet=quiet, **options)
+
+
+def _methods(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiments that a file names; empty: it names none.
+
+    Raises:
+        ConfigError: They are no mapping, or one is wrong.
+    """
+    from rayfed.experiment.experiment import Experiment
+
+    common = _overrides("experiment", tree.get("experiment", []))
+    return {
+        str(name): Experiment.from_overrides([*common, *_of_method(str(name), own)])
+        for name, own in _mapping("methods", tree.get("methods")).items()
+    }
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    """A section of names, which may be left out.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(value or {}, Mapping):
+        raise ConfigError(f"study: {key}: {shown(value)} is no mapping of names")
+    return value or {}
+
+
+def _seeds(tree: Mapping[str, Any]) -> Any:
+    """The seeds, or their number.
+
+    Raises:
+        ConfigError: They are neither.
+    """
+    seeds = tree.get("seeds", 1)
     every = seeds if isinstance(seeds, list) else [seeds]
     if not every or not all(type(each) is int for each in every):
         raise ConfigError(f"study: seeds: {shown(seeds)} is neither a number nor a list of numbers")
-    if methods:
-        named = {
-            str(name): Experiment.from_overrides([*common, *_of_method(str(name), own)])
-            for name, own in methods.items()
-        }
-        return grid(named, space, seeds, margin, equal)
-    return grid(Experiment.from_overrides(common), space, seeds, margin, equal)
+    return seeds
 
 
 def _of_method(name: str, value: Any) -> list[str]:

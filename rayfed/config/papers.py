@@ -73,6 +73,7 @@ class PaperTable:
         common: Changes of every row.
         rows: Changes by name of the row; each row names its algorithm.
         settings: Changes by name of the setting.
+        special: Changes of single cells, by setting and row.
         small: Changes of every cell at mini scale, and in `rows` and `settings` those of rows and settings.
         choices: What the paper does not say and we chose, with the place of the reason.
         numbers: Published numbers by setting and row.
@@ -92,6 +93,7 @@ class PaperTable:
     common: Changes
     rows: Mapping[str, Changes]
     settings: Mapping[str, Changes]
+    special: Mapping[str, Mapping[str, Changes]] = field(default_factory=dict)
     small: Changes
     choices: tuple[str, ...] = ()
     numbers: Mapping[str, Mapping[str, Any]]
@@ -127,7 +129,7 @@ class PaperTable:
         return row
 
     def changes(self, row: str | None, setting: str | None, scale: str) -> dict[str, Any]:
-        """Changes of a cell to the experiment of the table; later ones win: common, setting, row, scale.
+        """Changes of a cell to its experiment; later ones win: common, setting, row, cell, scale.
 
         Args:
             row: Name of the row; None: an algorithm that has no row in the table.
@@ -142,6 +144,7 @@ class PaperTable:
         if setting not in settings:
             raise ConfigError(unknown("setting", setting, list(settings)))
         found = {**self.common, **settings[setting], **(self.rows[row] if row else {})}
+        found |= self.special.get(setting, {}).get(row or "", {})
         if scale == MINI:
             found |= {key: value for key, value in self.small.items() if key not in ("rows", "settings")}
             found |= self.small.get("rows", {}).get(row, {})
@@ -224,6 +227,7 @@ def _table(name: str, reference: str, entry: Mapping[str, Any]) -> PaperTable:
         common=entry.get("common", {}),
         rows=entry["rows"],
         settings=entry.get("settings", {"default": {}}),
+        special=entry.get("special", {}),
         small=entry[MINI],
         choices=tuple(entry["choices"]),
         numbers=entry.get("numbers", {}),

@@ -182,6 +182,9 @@ class DataConfig:
             they take part, so that there may be any number of them. None: samples are distributed as
             `partition` says.
         partition: Distribution of the samples to clients. In a config, a path here is short for `file: path`.
+        seed: Seed of what distributes the samples: which of them are used, each client's, and its splits.
+            None: `seed`, which decides all else. With a number, runs that differ in `seed` have the same
+            clients; with `seed` fixed, runs that differ in this one have the same start and sampling.
     """
 
     name: str
@@ -210,6 +213,7 @@ class DataConfig:
     resident_memory: Annotated[float, Gt(0), Lt(float("inf"))] = 4.0
     population: PopulationConfig | None = None
     partition: PartitionConfig = field(default_factory=PartitionConfig)
+    seed: Annotated[int, Ge(0)] | None = None
 
 
 def check_config(config: DataConfig) -> None:

@@ -99,18 +99,19 @@ class ModelFacts:
     features: str
     tried: tuple[Tensor, Tensor] | None = None
 
-    def depth(self, by_block: bool) -> int:
+    def depth(self, by_block: bool, optional: bool = False) -> int:
         """Number of blocks that capacities of clients count.
 
         Args:
             by_block: The server sends blocks one by one.
+            optional: It can do without uniform blocks.
 
         Raises:
             ConfigError: It does, and the network has no uniform blocks.
         """
-        if by_block and self.no_blocks:
+        if by_block and self.no_blocks and not optional:
             raise ConfigError(self.no_blocks)
-        return self.stack if by_block else self.blocks
+        return self.stack if by_block and not self.no_blocks else self.blocks
 
     def without(self, names: Collection[str]) -> ModelFacts:
         """The same where tensors of these names are not sent."""

@@ -684,7 +684,8 @@ def _experiment(design: Design, parts: Parts, partition: Partition, model: Model
     personal = design.evaluation.personal or deploys
     validated, scored = design.evaluation.validation, design.evaluation.clients
     steps = design.evaluation.local_steps
-    depth = model.depth(parts.server.by_block)
+    optional = parts.server.blocks_optional and design.capacity is None
+    depth = model.depth(parts.server.by_block, optional)
     wanted = len(trainers) if design.clients_per_round == "all" else design.clients_per_round
     if wanted > (there := len(trainers)):
         raise ConfigError(f"clients_per_round: {wanted} is more than {there} clients; write {there}, or all")

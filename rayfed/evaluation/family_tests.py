@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 from typing import Literal, TypeAlias
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 Verdict: TypeAlias = Literal["better", "worse", "as good", "open", "same"]
 
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "as good", "open")
-"""Verdicts of a test; `same` is not tested: both rows have the same bytes."""
+"""Verdicts of a difference that is not 0 in every seed; else it is `same`."""
 
 MARGIN = 0.01
 """Largest difference of a share, such as an accuracy, between rows that count as equally good."""
@@ -82,7 +82,8 @@ class PairedTest:
         needed: Number of seeds that would decide an open test with a probability of `POWER`, if difference
             and deviation are those found; None: it is decided, or more than `MOST_SEEDS`.
         verdict: `better`: the interval is on the better side of 0; `worse`: on the other one; `as good`: it
-            is within the margin; `open`: none of these; `same`: not tested, as both rows have the same bytes.
+            is within the margin; `open`: none of these; `same`: the difference is exactly 0 in every seed, or
+            is not tested, as both rows have the same bytes.
     """
 
     difference: float | None
@@ -144,7 +145,8 @@ def run_family_tests(
         larger: Larger differences are better.
         margin: Largest difference between rows that count as equally good; None: none do.
         level: Probability that all intervals contain their true differences.
-        same: Pairs of the same bytes, which are not tested; None: there is none.
+        same: Pairs of the same bytes, which are not tested; None: there is none. Pairs whose difference is
+            exactly 0 in every seed belong to the family, and are `same`, too.
     """
     by_seed = [dict(each) if isinstance(each, Mapping) else dict(enumerate(each)) for each in differences]
     same = same if same is not None else [False] * len(by_seed)
@@ -162,12 +164,14 @@ def run_family_tests(
     found: dict[int, PairedTest] = {}
     for place, mean, n, s2, df, own in zip(places, means, seeds, moderated, freedom, p, strict=True):
         found[place] = _test(mean, int(n), math.sqrt(s2), df, own, null, critical, asked)
+        if not any(by_seed[place].values()):
+            found[place] = replace(found[place], verdict="same", needed=None)
     every = [
         found.get(place)
         or PairedTest(
             difference=float(np.mean(list(each.values()))) if each else None,
             seeds=len(each),
-            verdict="same" if same[place] else "open",
+            verdict="same" if same[place] or (each and not any(each.values())) else "open",
         )
         for place, each in enumerate(by_seed)
     ]

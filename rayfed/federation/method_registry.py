@@ -10,6 +10,7 @@ from typing import Any
 
 from rayfed.errors import ConfigError
 from rayfed.federation.aggregation import EXACT
+from rayfed.federation.knob import Knob, check_knob
 from rayfed.federation.local import Local
 from rayfed.federation.server import Server
 from rayfed.objective import LANGUAGE_MODELING
@@ -20,19 +21,30 @@ from rayfed.user_objects import place
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method, as a file of `algorithms/` defines it. A half that is not given is FedAvg's."""
+    """A federated method, as a file of `algorithms/` defines it. A half that is not given is FedAvg's.
+
+    Attributes:
+        server: The server half.
+        local: The client half.
+        knob: The main hyperparameter, which `rayfed.tuned` tunes besides the rate of the clients; or in words
+            why there is none. None: nothing is said.
+    """
 
     server: type[Server] = Server
     local: type[Local] = Local
+    knob: Knob | str | None = None
 
     def __post_init__(self) -> None:
-        """Check the names of what both halves define.
+        """Check the names of what both halves define, and the main hyperparameter.
 
         Raises:
-            ConfigError: A half defines a function that would never be called.
+            ConfigError: A half defines a function that would never be called, or the main hyperparameter is
+                one of neither half.
         """
         _check_hooks(self.server, Server, Local)
         _check_hooks(self.local, Local, Server)
+        if isinstance(self.knob, Knob):
+            check_knob(self.knob, with_fields(self.server), with_fields(self.local))
 
 
 NEAR = 0.8

@@ -47,6 +47,8 @@ class Server:
         tuning: Options of the tuning scheme that this half sets, by name, whatever the config says. A half
             that sets one also needs a scheme that has it.
         by_block: Whether the method needs a backbone whose blocks can be left out.
+        blocks_optional: With `by_block`: a backbone without such blocks will do where no client has a
+            `capacity`, as all clients hold all of it then.
         tasks: Tasks this half can be used for (`rayfed.objective`); empty: all.
         trains: Whether rounds change the model; if not, comparisons run one round only.
         sent_tensors_only: The new tensors depend on nothing of the answers but the tensors in them, although
@@ -60,6 +62,7 @@ class Server:
     needs: ClassVar[frozenset[str]] = frozenset()
     tuning: ClassVar[Mapping[str, object]] = {}
     by_block: ClassVar[bool] = False
+    blocks_optional: ClassVar[bool] = False
     tasks: ClassVar[frozenset[str]] = frozenset()
     trains: ClassVar[bool] = True
     sent_tensors_only: ClassVar[bool] = False

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+import rayfed
 from algorithms._blocks import dynamic_step
 from algorithms.feddyn import DynamicRegularization, DynamicServer
 from algorithms.inclusivefl import InclusiveServer
@@ -14,6 +15,7 @@ from rayfed.tuning.lora import Lora
 from rayfed.types import Broadcast, ServerState, Update
 from tests.algorithms.depth import block, cohort, numbers, scalars, update
 from tests.conftest import SMALL, quickly
+from tests.rayfed.experiment.test_experiment import clients
 from tests.vectors import vector
 
 V4 = vector("fedra", "V4")
@@ -130,3 +132,44 @@ def test_frozen_blocks_are_at_the_clients_as_with_fedavg():
     """Each was said to download the frozen network in the first round, which made 24 MB."""
     first, second = simulate([*SMALL, "algorithm=feddyn", "rounds=2", "data.limit=24"]).history["bytes_down"]
     assert first == second
+
+
+def test_a_network_without_blocks_trains_by_the_equations(tmp_path, monkeypatch, cache, no_figures):
+    """Two clients with all rows in a batch, against gradient descent written out (Algorithm 1)."""
+    monkeypatch.setenv("RAYFED_CACHE", str(cache))
+    alpha, rate, passes, rounds = 0.3, 0.2, 3, 3
+    rows = clients(2, 20)
+    torch.manual_seed(0)
+    start = nn.Linear(6, 3)
+    experiment = rayfed.Experiment(
+        method="feddyn",
+        model=start,
+        data={name: {"train": (x, y), "test": (x, y)} for name, (x, y) in rows.items()},
+        tuning="full",
+        server={"feddyn_alpha": alpha},
+        train={"optimizer": "sgd", "lr": rate, "momentum": 0, "batch_size": 20, "epochs": passes},
+        rounds=rounds,
+        cluster="inline",
+    )
+    found = experiment.run(quiet=True).params
+    common = torch.cat([start.weight.detach(), start.bias.detach()[:, None]], 1).double()
+    h, g = torch.zeros_like(common), [torch.zeros_like(common) for _ in rows]
+    for _ in range(rounds):
+        ends = []
+        for i, (x, y) in enumerate(rows.values()):
+            inputs = torch.cat([torch.tensor(x), torch.ones(len(x), 1)], 1).double()
+            own = common.clone()
+            for _ in range(passes):
+                own.requires_grad_(True)
+                loss = nn.functional.cross_entropy(inputs @ own.T, torch.tensor(y))
+                slope = torch.autograd.grad(loss, own)[0] - g[i] + alpha * (own - common)
+                own = (own - rate * slope).detach()
+            g[i] = g[i] - alpha * (own - common)
+            ends.append(own)
+        h = h - alpha / len(ends) * sum(own - common for own in ends)
+        common = sum(ends) / len(ends) - h / alpha
+    whole = torch.cat([found["weight"], found["bias"][:, None]], 1)
+    assert (whole - common).abs().max() < 1e-5
+    assert (whole - torch.cat([start.weight, start.bias[:, None]], 1)).abs().max() > 0.01
+    with pytest.raises(ConfigError, match="no uniform blocks"):
+        experiment.changed(capacity=1).run(quiet=True)

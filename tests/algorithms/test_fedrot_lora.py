@@ -26,6 +26,9 @@ def angle(degrees):
     return np.array([[c, -s], [s, c]])
 
 
+MIRRORS = (np.eye(2), np.diag([1.0, -1.0]))
+
+
 @pytest.mark.parametrize("measure", ["lora_A", "lora_B"])
 def test_no_angle_of_a_fine_grid_is_nearer_and_the_product_is_kept(measure):
     trained, received = draw(0), draw(3)
@@ -62,6 +65,29 @@ def test_the_determinant_is_one_and_what_is_open_stays():
     k = torch.outer(x, y) - torch.outer(y, x)  # the smallest rotation from y to x, in their plane
     smallest = torch.eye(4).double() + k + k @ k / (1 + x @ y)
     near(nearest_rotation(3 * torch.outer(x, y)), smallest, 100, 1.0, torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_hard_rotation_may_reflect_and_is_the_nearest_of_all_orthogonal_matrices(seed):
+    trained, received = draw(seed), draw(seed + 50)
+    turned = aligned(trained, received, "lora_A", 1.0, None, reflect=True)
+    near(turned[B] @ turned[A], trained[B] @ trained[A], 12, 20.0, torch.float64)
+    every = [angle(degrees) @ mirror for degrees in np.arange(0, 360, 0.1) for mirror in MIRRORS]
+    best = min(np.linalg.norm(r.T @ trained[A].numpy() - received[A].numpy()) for r in every)
+    found = float((turned[A] - received[A]).norm())
+    assert found <= best + limit(30, 4.0, torch.float64)
+    assert found <= float((aligned(trained, received, "lora_A", 1.0, None)[A] - received[A]).norm()) + 1e-12
+
+
+def test_a_reflection_needs_the_whole_turn():
+    reflection = torch.diag(torch.tensor([3.0, 1.0, -2.0]).double())
+    assert nearest_rotation(reflection, reflect=True).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, -1]]
+    with pytest.raises(ConfigError, match=r"server.reflect: true cannot be used with server.lam=0.5"):
+        Rotating(lam=0.5, reflect=True)
+    trained, received = draw(1), draw(4)
+    update = [Update(client="a", params=trained, rank=None)]
+    found = Rotating(reflect=True).average(ServerState(round=1, params=received), update, [1.0]).params
+    assert torch.equal(found[A], aligned(trained, received, "lora_A", 1.0, None, reflect=True)[A])
 
 
 def test_a_client_of_a_lower_rank_turns_what_it_holds():

@@ -74,7 +74,8 @@ def test_the_pass_for_trial_is_undone(short):
         "rounds=1",
         "train.batch_size=64",
     )
-    found, whole = (short(*each, *settings).params for each in (("lora_a2", "local.budget=1"), ("rolora",)))
+    methods = (("lora_a2", "local.budget=1", "local.b_rate=1"), ("rolora",))
+    found, whole = (short(*each, *settings).params for each in methods)
     for name in (name for name in found if name.endswith("lora_B")):
         chosen = found[name].abs().sum(0) > 0
         expected = whole[name][:, chosen]
@@ -100,7 +101,26 @@ def test_the_mean_of_sparse_answers_by_hand():
 
 def test_with_a_budget_of_the_rank_it_is_rolora(short):
     settings = ("rounds=3", "tuning.rank=4", "train.momentum=0.9", "train.weight_decay=0.01")
-    assert short("lora_a2", "local.budget=4", *settings).sha256 == short("rolora", *settings).sha256
+    assert (
+        short("lora_a2", "local.budget=4", "local.b_rate=1", *settings).sha256
+        == short("rolora", *settings).sha256
+    )
+
+
+@pytest.mark.parametrize("factor", [5.0, 0.5])
+def test_b_has_another_rate_than_a_and_the_head(factor):
+    """With slopes of 1 a step of SGD is as long as the rate; two steps with momentum 1/2 have 2.5 of it."""
+    names = ("w.lora_A", "w.lora_B", "v.lora_B", "head.weight")
+    live = {name: nn.Parameter(torch.zeros(2, 2)) for name in names}
+    made = torch.optim.SGD(live.values(), lr=0.25, momentum=0.5)
+    client = SimpleNamespace(trainable=lambda: live, optimizer=lambda: made)
+    optimizer = AlternatingSelection(b_rate=factor).optimizer(client)
+    for _ in range(2):
+        for value in live.values():
+            value.grad = torch.ones(2, 2)
+        optimizer.step()
+    moved = {name: value[0, 0].item() for name, value in live.items()}
+    assert moved == {name: -0.25 * 2.5 * (factor if "lora_B" in name else 1.0) for name in names}
 
 
 def test_a_budget_lowers_the_bytes_and_the_number_of_components_that_move(short):

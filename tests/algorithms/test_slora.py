@@ -1,5 +1,6 @@
 """SLoRA: sparse matrices and their split against NumPy, and what is trained and sent in each stage."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.slora import STAGE, Staged, split
+from algorithms.slora import STAGE, Staged, TwoStages, split
+from rayfed import Server
 from rayfed.errors import ConfigError
 from rayfed.models.build import build_backbone
 from rayfed.models.model_config import ModelConfig
@@ -82,16 +84,38 @@ def test_a_step_moves_what_its_stage_trains(stage, moving):
     assert all(value.tolist() == [1, 1] for name, value in live.items() if name not in moving)
 
 
+@pytest.mark.parametrize(
+    ("share", "rounds", "first"), [(0.5, 2, 1), (0.5, 7, 3), (0.3, 10, 3), (0.29, 100, 29), (0.1, 4, 1)]
+)
+def test_the_first_stage_is_a_share_of_the_rounds(share, rounds, first, monkeypatch):
+    """The server passes to the second stage after that many rounds."""
+    server = TwoStages(sparse_share=share)
+    state = server.start({})
+    stages = []
+    monkeypatch.setattr(Server, "aggregate", lambda self, state, cohort, updates: state)
+    for number in range(rounds):
+        stages.append(state.shared[STAGE])
+        state = server.aggregate(replace(state, round=number), SimpleNamespace(rounds=rounds), ())
+    assert stages == [1] * first + [2] * (rounds - first)
+
+
+def test_a_run_without_rounds_for_the_adapters_is_refused():
+    with pytest.raises(ConfigError, match="rounds: 1 leaves no round for the adapters"):
+        TwoStages().round(TwoStages().start({}), SimpleNamespace(rounds=1), Staged())
+    with pytest.raises(ConfigError, match=r"server.sparse_share"):
+        small_setup("algorithm=slora", "server.sparse_share=0.6")
+
+
 @pytest.mark.slow
 @pytest.mark.steady
 def test_each_stage_sends_what_it_trains(short):
-    run = short("slora", "server.sparse_rounds=2", "tuning.rank=2", "tuning.density=0.05", "rounds=3")
+    run = short("slora", "tuning.rank=2", "tuning.density=0.05", "rounds=4")
     plain = short("fedit", "tuning.rank=2", "rounds=1")
     entries = {name: value for name, value in run.params.items() if name.endswith("lora_S")}
     assert not any(value.any() for value in entries.values())
     factors = {name for name in plain.params if ".lora_" in name}
     assert all(run.params[name].any() for name in factors)
-    first, second, third = run.history["bytes_up"].tolist()
+    first, second, third, _ = run.history["bytes_up"].tolist()
     size = [sum(run.params[name].numel() for name in names) for names in (entries, factors)]
     head = sum(value.numel() for name, value in run.params.items() if name.startswith("head."))
     assert first == second == run.history["bytes_down"].tolist()[0] == 5 * 4 * (size[0] + head)
@@ -100,10 +124,15 @@ def test_each_stage_sends_what_it_trains(short):
 
 @pytest.mark.slow
 @pytest.mark.steady
-def test_the_first_stage_learns_and_the_split_keeps_the_score_where_the_rank_allows(short):
-    """With all ranks the model after the split is the one before it, and the next round begins there."""
-    run = short("slora", "server.sparse_rounds=1", "tuning.rank=64", "tuning.density=0.2", "rounds=1")
-    longer = short("slora", "server.sparse_rounds=2", "tuning.rank=64", "tuning.density=0.2", "rounds=1")
+def test_the_first_stage_learns_and_the_split_keeps_the_score_where_the_rank_allows(short, monkeypatch):
+    """With all ranks the model after the split is the one before it, and the next round begins there.
+
+    The second round has a rate of nearly 0, and changes nothing.
+    """
+    rate = ("train.schedule=step", "train.step_at=0.5", "train.step_factor=1e-30", "rounds=2")
+    run = short("slora", "tuning.rank=64", "tuning.density=0.2", *rate)
+    monkeypatch.setattr("algorithms.slora.split", lambda params: params)
+    longer = short("slora", "tuning.rank=64", "tuning.density=0.2", *rate)
     for name in (name for name in longer.params if name.endswith("lora_S")):
         a, b = (run.params[name[:-1] + factor].double() for factor in "AB")
         matrix = dense(longer.params[name].double(), len(b), a.shape[1])

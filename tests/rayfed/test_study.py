@@ -40,6 +40,10 @@ def test_a_file_is_run_and_nothing_of_it_twice(tmp_path, cache, monkeypatch, cap
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "4 of 4 cells are finished" in shown
+    assert main([*command, "against=pulled train.lr=0.1", "margin=0.03"]) == 0
+    shown = capsys.readouterr().out
+    assert "as good: within 3 points of 0" in shown
+    assert shown.partition("accuracy: differences")[2].count(" pulled train.lr=0.1 ") == 3
     assert "1/4" not in shown
     assert main([*command[:1], write(tmp_path, grid={"train.lr": [0.01, 0.2]}), *command[2:]]) == 0
     changed = write(tmp_path, experiment=[*CELLS["experiment"], "train.epochs=2"])
@@ -66,7 +70,7 @@ def test_an_entry_that_is_named_like_a_method_is_that_method():
         ({"grid": [1]}, [], "grid: [1] is no mapping of names"),
         ({"methods": {"a": "rounds=5"}}, [], "methods.a: 'rounds=5' is no list of overrides"),
         ({"experiment": ["rouds=5"]}, [], "did you mean 'rounds'"),
-        ({}, ["rounds=5"], "'rounds=5' is none of output=DIR, at_once=N and seeds=N"),
+        ({}, ["rounds=5"], "'rounds=5' is none of output=DIR, at_once=N, seeds=N, against=NAME and margin"),
         ({}, ["at_once=0"], "at_once: 0 is neither a number of 1 or more nor 'auto'"),
     ],
 )

@@ -86,10 +86,12 @@ def partition_of(dataset: Dataset, config: DataConfig, seed: int) -> Partition:
 
     Args:
         dataset: The prepared data set.
+        seed: Seed of the experiment, which `data.seed` replaces here.
 
     Raises:
         ConfigError: The data cannot be partitioned as the config asks, see `make_partition`.
     """
+    seed = seed if config.seed is None else config.seed
     whole = _whole(dataset, config, seed)
     if isinstance(config.shots, int):
         whole = keep_shots(whole, dataset.labels, config.shots, seed)

@@ -43,6 +43,7 @@ from rayfed.experiment.study.schedule import Schedule, again, waits_of
 from rayfed.experiment.study.scores import BY_PROTOCOL, VALIDATION, by_seed, check_column, larger_of
 from rayfed.experiment.study.study_folder import Manifest, check_same, digest_of, held, is_finished
 from rayfed.record.recorded_run import Rule
+from rayfed.report.tuned_values import TunedValues
 from rayfed.report.work_notes import COUNTED, Rounds, equal_notes, mean_work
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Study:
         cells: The experiments by coordinates, in their order; a tuple of values each.
         finished: The runs of the finished cells; cells that a rule stopped are among them.
         path: Folder of the study; None: it was not run yet, or nothing was written where you look.
+        tuned: What `rayfed.tuned` tried and chose for each method before; None: nothing was tuned.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Study:
         self._scored: dict[Key, Key] = {}
         self.finished: dict[Key, Run] = {}
         self.path: Path | None = None
+        self.tuned: TunedValues | None = None
         self._folder: Path | None = None
         self._kept: tempfile.TemporaryDirectory[str] | None = None
 
@@ -228,6 +231,7 @@ class Study:
         study = cls(cells, score=manifest.score)
         study._reported, study._protocol = manifest.reported, manifest.protocol
         study._margin, study._equal, study._is_equal = manifest.margin, manifest.equal, True
+        study.tuned = None if manifest.tuned is None else TunedValues.read(manifest.tuned)
         study.path = study._folder = folder
         study._find_finished(manifest)
         return study
@@ -317,6 +321,7 @@ class Study:
             log.warning("margin: %s, with which cells were finished; verdicts follow the new one", changed)
         manifest.protocol, manifest.margin = self._protocol, self._margin
         manifest.equal = self._equal
+        manifest.tuned = manifest.tuned if self.tuned is None else self.tuned.plain()
         manifest.search = self._record() or manifest.search
 
     def _record(self) -> dict[str, Any] | None:
@@ -470,7 +475,8 @@ class Study:
         """Paired tests of rows of the table against others: simultaneous intervals, and verdicts.
 
         The unit is a seed: the scores of its parts, such as held-out domains, are averaged first. Rows whose
-        runs have the same bytes as those that they are compared with are not tested; their verdict is `same`.
+        runs have the same bytes as those that they are compared with are not tested; their verdict is `same`,
+        as that of rows whose difference is 0 in every seed.
 
         Args:
             against: The label of the row that others are compared with; None: the first row. With a value of
@@ -650,7 +656,8 @@ class Study:
         stopped = sum(not run.sha256 for run in self.finished.values())
         ended = [f"a rule stopped {stopped} of {len(self.cells)} cells early"] if stopped else []
         work = equal_notes(self._by_setting(), self._equal) if self._equal else []
-        return [*([values] if values else []), *whose, *work, *left, *ended]
+        tuned = [] if self.tuned is None else self.tuned.notes
+        return [*tuned, *([values] if values else []), *whose, *work, *left, *ended]
 
     def _by_setting(self) -> list[dict[str, list[Rounds]]]:
         """The rounds of the finished runs of each row, for each setting; of the first seed."""

@@ -67,6 +67,8 @@ class Manifest:
             none.
         margin: Largest difference between rows that count as equally good; None: that of the metric.
         equal: What all methods of a setting have as much of; None: nothing was made equal.
+        tuned: What was chosen for each method before, as plain containers
+            (`rayfed.report.tuned_values`); None: nothing was tuned.
         earlier: Folder to which what was in `path` was moved; None: there was nothing to keep.
     """
 
@@ -79,6 +81,7 @@ class Manifest:
     search: dict[str, Any] | None = None
     margin: float | None = None
     equal: Unit | None = None
+    tuned: dict[str, Any] | None = None
     earlier: Path | None = None
 
     @classmethod
@@ -107,6 +110,7 @@ class Manifest:
                 tree.get("search"),
                 tree.get("margin"),
                 tree.get("equal"),
+                tree.get("tuned"),
             )
             return cls(path, names, entries, *facts)
 
@@ -130,6 +134,7 @@ class Manifest:
             **({} if self.search is None else {"search": self.search}),
             **({} if self.margin is None else {"margin": self.margin}),
             **({} if self.equal is None else {"equal": self.equal}),
+            **({} if self.tuned is None else {"tuned": self.tuned}),
             "cells": cells,
         }
         write_text(self.path / STUDY, to_json(tree, indent=1) + "\n")
@@ -158,6 +163,18 @@ class Manifest:
             while key not in known and folder in taken:
                 folder += "-2"
             self.entries[key] = known.get(key) or ManifestEntry(folder=folder)
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder is that of a study, or free for one.
+
+    Raises:
+        ConfigError: It holds something else, or may not be used.
+    """
+    folders.check_own_folder(path)
+    mark = folders.mark_of(path)
+    if mark is None or mark.kind != KIND:
+        folders.look(path, kind=KIND)
 
 
 @contextmanager

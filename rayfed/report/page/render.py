@@ -202,14 +202,22 @@ def page_file(runs: Sequence[Path], out: Path | None) -> Path:
     return out
 
 
-def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) -> None:
+def write_report(
+    runs: Sequence[Path],
+    file: Path,
+    names: Sequence[str] = (),
+    against: str | None = None,
+    margin: float | None = None,
+) -> None:
     """Write the page about the runs in these folders, and a JSON file with the same numbers next to it.
 
-    Where methods have several seeds, a file of LaTeX has the table of means.
+    Where methods have several seeds, a file of LaTeX has the tables of means and of tested differences.
 
     Args:
         runs: Folders of runs, comparisons, folds, sweeps or reproduced tables.
         names: What the run in each folder is called (`page_of`).
+        against: The method that the others are compared with (`page_of`).
+        margin: Largest difference that counts as equally good (`page_of`).
 
     Raises:
         ConfigError: A folder holds no run, or there is a file that is no page of RayFed.
@@ -222,7 +230,7 @@ def write_report(runs: Sequence[Path], file: Path, names: Sequence[str] = ()) ->
     for each in (file, twin, tables):
         check_own("--out", each, GENERATOR)
     stage("reading the runs")
-    page = page_of(runs, names)
+    page = page_of(runs, names, against, margin)
     stage("writing the page")
     numbers = json_text(page)
     write_text(file, html(page, numbers))

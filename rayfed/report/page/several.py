@@ -41,7 +41,7 @@ from rayfed.columns import (
     work_in,
 )
 from rayfed.config.variants import PROTOCOLS, Protocol
-from rayfed.errors import ConfigError, count_of
+from rayfed.errors import ConfigError, count_of, unknown
 from rayfed.evaluation.family_tests import MARGIN, PairedTest, resolution_in_words, run_family_tests
 from rayfed.record.readers import ROWS, STUDY, read_json, reading
 from rayfed.record.recorded_run import RecordedRun, Rule
@@ -65,6 +65,7 @@ from rayfed.report.page.single import (
     test_sets,
 )
 from rayfed.report.protocols import TABLES
+from rayfed.report.tuned_values import TunedValues
 from rayfed.terminal.table_formats import Cell, Column, Table
 from rayfed.types import Row
 from rayfed.user_files import as_scalar, check_run_folder
@@ -241,11 +242,14 @@ def _study(path: Path) -> FolderContent:
         members.append(Member(run=run, method=label, setting=setting, averaged=averaged, margin=margin))
     if not members:
         raise ConfigError(f"{path}: none of the study's cells has begun; there is nothing to report yet")
+    tables = list(protocol_tables(runs_in(path)))
+    with reading(path / STUDY):
+        tuning = [TunedValues.read(tree["tuned"]).table] if "tuned" in tree else []
     found = FolderContent(
         title=_title(members, protocol, len(cells)),
         members=members,
-        heading="The protocol",
-        tables=protocol_tables(runs_in(path)),
+        heading="The protocol" if tables else "Tuning",
+        tables=[*tables, *tuning],
         repeat=repeat_command(path / "config.yaml") if (path / "config.yaml").exists() else "",
     )
     if "search" not in tree:
@@ -583,9 +587,32 @@ def _means(groups: Groups, title: str, setting: bool = True) -> Table:
 
 
 def latex_of(page: Page) -> str:
-    """The means over seeds of a page as tables of LaTeX: mean ± sample standard deviation; empty: none."""
+    """The means over seeds of a page as tables of LaTeX, and the tested differences; empty: no means.
+
+    A mean has its sample standard deviation (mean ± deviation), a difference its interval and verdict.
+    """
     tables = [part for section in page.sections for part in section.parts if isinstance(part, Table)]
-    return "\n".join(_merged(table).latex() for table in tables if table.title in MEANS)
+    means = [_merged(table) for table in tables if table.title in MEANS]
+    tested = [_differences(table) for table in tables if table.title == PAIRED]
+    return "\n".join(table.latex() for table in [*means, *(each for each in tested if each.rows)] if means)
+
+
+def _differences(table: Table) -> Table:
+    """The tested rows of the paired comparisons: each difference with its interval."""
+    names = [head.name for head in table.heads]
+    at = {name: names.index(name) for name in ("mean of A minus B", "low", "high", "p", "A is", "pairs of")}
+    heads = list(table.heads)
+    words = [name for name in ("setting", "A", "B", "score") if name in names]
+    rows: list[list[Cell]] = []
+    for row in table.rows:
+        if row[at["pairs of"]] == SEEDS:
+            mean, low, high, p = (
+                heads[at[name]].show(row[at[name]]) for name in ("mean of A minus B", "low", "high", "p")
+            )
+            interval = f"{mean} [{low}, {high}]" if row[at["low"]] is not None else mean
+            rows.append([*(row[names.index(name)] for name in words), interval, p, row[at["A is"]]])
+    columns = [*(Column(name) for name in words), Column("A minus B [95 %]"), Column("p"), Column("A is")]
+    return Table(table.title, columns, rows)
 
 
 def _merged(table: Table) -> Table:
@@ -819,21 +846,36 @@ def _over(name: str, member: Member, of: Callable[[Row], float]) -> Series:
 MOST_METHODS = 8
 """Largest number of methods that are all compared with each other; of more, each with the best one."""
 
+PAIRED = "Paired comparisons"
+"""Title of the table of differences between methods."""
+
 MEASURES = (OVER_DOMAINS.words, MEAN.words, WORST_DOMAIN.words, "held-out domain")
 """Statistics by which runs are compared."""
 
 
-def comparisons(members: Sequence[Member]) -> Table | None:
+def comparisons(members: Sequence[Member], against: str | None = None) -> Table | None:
     """Differences between methods over runs with the same setting and seed, and over the same clients.
 
     Where all runs have the same method, its settings are compared over seeds. Settings of which no mean is
     reported, such as base and new classes, are compared one by one. None where there is nothing to compare.
+
+    Args:
+        against: The method, or where all have the same the setting, that the others are compared with; None:
+            all pairs are.
+
+    Raises:
+        ConfigError: There is no such method or setting.
     """
     by_setting = len({member.method for member in members}) == 1
+    known = list(dict.fromkeys(member.setting if by_setting else member.method for member in members))
+    if against is not None and against not in known:
+        raise ConfigError(unknown("--against", against, known))
     apart: dict[str, list[Member]] = {}
     for member in members:
         apart.setdefault("" if by_setting or member.averaged else member.setting, []).append(member)
-    found = [each for setting, own in apart.items() for each in _of_setting(setting, own, by_setting)]
+    found = [
+        each for setting, own in apart.items() for each in _of_setting(setting, own, by_setting, against)
+    ]
     if not found:
         return None
     tests, resolved = _tested(found, members)
@@ -857,16 +899,16 @@ def comparisons(members: Sequence[Member]) -> Table | None:
         "and the same model count as one. Clients of one run share its seed: how many of them gain is said, "
         "and not tested. Of seeds: low, high: intervals, and p, which hold for all rows of a score together "
         "(95 %), with moderated variances. A is better or worse where the interval is on one side of 0, as "
-        f"good where it is within {_margin_in_words(members)}, else open; the same: not tested, both have "
-        "the same bytes. Seeds needed: would decide an open row four times of five, if its difference is the "
-        "one found."
+        f"good where it is within {_margin_in_words(members)}, else open; the same: the difference is 0 in "
+        "every seed, or both have the same bytes, and are not tested. Seeds needed: would decide an open "
+        "row four times of five, if its difference is the one found."
     )
     caption += "".join(f" {name}: {words}." for name, words in resolved.items())
     caption = " ".join([caption + _own_models(members), *_heads(members)])
     unused = 0 if any(apart) else 1
     columns, rows = columns[unused:], [row[unused:] for row in rows]
     filters = dict.fromkeys((column.name for column in columns if column.kind == "text"), "")
-    return Table(title="Paired comparisons", notes=(caption,), columns=columns, rows=rows, filters=filters)
+    return Table(title=PAIRED, notes=(caption,), columns=columns, rows=rows, filters=filters)
 
 
 def _heads(members: Sequence[Member]) -> list[str]:
@@ -967,14 +1009,22 @@ SEEDS, CLIENTS = "seeds", "clients"
 """Units of pairs."""
 
 
-def _of_setting(setting: str, members: Sequence[Member], by_setting: bool) -> Iterator[Compared]:
-    """Comparisons of the methods of these runs, or with `by_setting` of their settings."""
+def _of_setting(
+    setting: str, members: Sequence[Member], by_setting: bool, against: str | None = None
+) -> Iterator[Compared]:
+    """Comparisons of the methods of these runs, or with `by_setting` of their settings.
+
+    Args:
+        against: What the others are compared with; None: each with each.
+    """
     candidates: dict[str, dict[tuple[str, int], Member]] = {}
     for member in members:
         name, rest = (member.setting, "") if by_setting else (member.method, member.setting)
         candidates.setdefault(name, {})[rest, member.run.seed] = member
     pairs = list(combinations(candidates, 2))
-    if len(candidates) > MOST_METHODS:
+    if against is not None:
+        pairs = [(name, against) for name in candidates if name != against and against in candidates]
+    elif len(candidates) > MOST_METHODS:
         best = max(candidates, key=lambda name: level(list(candidates[name].values())))
         pairs = [(best, name) for name in candidates if name != best]
     for a, b in pairs:
@@ -1037,35 +1087,50 @@ MOST_CHAPTERS = 12
 """Largest number of runs that are also shown in detail."""
 
 
-def page_of(paths: Sequence[Path], names: Sequence[str] = ()) -> Page:
+def page_of(
+    paths: Sequence[Path],
+    names: Sequence[str] = (),
+    against: str | None = None,
+    margin: float | None = None,
+) -> Page:
     """The page about everything in these folders.
 
     Args:
         paths: The folders.
         names: What the run in each folder is called; empty: by its method, and by the settings in which runs
             of one method differ.
+        against: The method that the others are compared with; None: each with each.
+        margin: Largest difference that counts as equally good, in the unit of the score; None: that of the
+            study, or of the metric.
 
     Raises:
-        ConfigError: A folder holds no run.
+        ConfigError: A folder holds no run, or there is nothing to compare in this way.
         DamagedError: A file in a folder cannot be read.
     """
     folders = [find(path) for path in dict.fromkeys(paths)]
     members = [member for one in folders for member in one.members]
     if names:
         members = [replace(member, method=name) for member, name in zip(members, names, strict=True)]
+    if margin is not None:
+        members = [replace(member, margin=margin) for member in members]
     if len(members) == 1 and not folders[0].tables:
+        if against is not None:
+            raise ConfigError(f"--against: {against!r}: there is one run, and nothing to compare it with")
         return single_page(members[0].run)
     for member in members:
         with reading(member.run.path):
             member.run.read()
     with reading(paths[0]):
-        return several_page(folders, distinguish(members))
+        return several_page(folders, distinguish(members), against)
 
 
-def several_page(folders: Sequence[FolderContent], members: Sequence[Member]) -> Page:
-    """The page about several runs.
+def several_page(
+    folders: Sequence[FolderContent], members: Sequence[Member], against: str | None = None
+) -> Page:
+    """The page about several runs. Args: against: as of `comparisons`.
 
     Raises:
+        ConfigError: As of `comparisons`.
         DamagedError: A file of a run cannot be read.
     """
     shown: list[Section] = [
@@ -1075,7 +1140,7 @@ def several_page(folders: Sequence[FolderContent], members: Sequence[Member]) ->
         results(members),
         over_rounds(members),
         by_domain(members),
-        Section("Paired comparisons", [grid] if (grid := comparisons(members)) else []),
+        Section(PAIRED, [grid] if (grid := comparisons(members, against)) else []),
         fairness(members),
         cost(members),
         single.configs([m.run for m in members], [m.name for m in members]),

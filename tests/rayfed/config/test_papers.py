@@ -62,6 +62,18 @@ def test_every_cell_is_a_valid_experiment(each):
             assert config.data.root is None or config.data.name == "shakespeare"
 
 
+def test_a_cell_has_changes_of_its_row_and_its_setting_together():
+    """LoRA-A2 trains as many components as the rank of a setting, out of 16; other rows have that rank."""
+    for rank in (8, 4, 2, 1):
+        chosen = [f"setting=rank {rank} alpha 0.1"]
+        own = load_config(["experiment=lora_a2/banking77", *chosen, "row=LoRA-A2"])
+        assert (own.local["budget"], own.tuning["rank"]) == (rank, 16)
+        other = load_config(["experiment=lora_a2/banking77", *chosen, "row=FedIT"])
+        assert other.tuning["rank"] == rank
+        mini = load_config(["experiment=lora_a2/banking77/mini", *chosen, "row=LoRA-A2"])
+        assert mini.local["budget"] == rank
+
+
 @pytest.mark.parametrize("name", quickly(TABLES, QUICK))
 def test_a_row_changes_its_method_and_what_the_table_says(name):
     """Two rows under one setting differ in the sections of the method and in keys that a row names."""
@@ -253,7 +265,7 @@ def test_choices_say_what_differs_from_the_paper_or_the_code(name, said):
 
 def test_files_name_each_key_once_and_hold_nothing_else():
     known = {"where", "title", "data", "measures", "rows", "settings", "mini", "numbers", "also", "choices"}
-    known |= {"figure", "selection", "seeds", "common", "like", "scores", "columns", "reference"}
+    known |= {"figure", "selection", "seeds", "common", "like", "scores", "columns", "reference", "special"}
     for file in (ROOT / "configs" / "papers").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())
         assert content.keys() == {"reference", "defaults", "tables"}

@@ -77,6 +77,21 @@ def test_moderated_variances_find_what_single_ones_do_not():
     assert found.p_corrected < 0.05
 
 
+def test_a_difference_of_0_in_every_seed_is_the_same_and_not_open():
+    """It stays in the family, so that no other interval becomes shorter; nearly 0 is not 0."""
+    rng = np.random.default_rng(0)
+    others = [rng.normal(3, 1, 4) for _ in range(3)]
+    for seeds in (1, 4):
+        zero, near, *rest = run_family_tests([np.zeros(seeds), np.array([1e-9, 0, 0, 0]), *others]).tests
+        assert (zero.verdict, zero.needed, zero.difference) == ("same", None, 0)
+        assert near.verdict != "same"
+        assert len({each.verdict for each in rest} & {"same"}) == 0
+    shifted = run_family_tests([np.array([1e-9, 0, 0, -1e-9]), np.array([1e-9, 0, 0, 0]), *others]).tests
+    assert [each.high for each in shifted[2:]] == pytest.approx([each.high for each in rest], abs=1e-6)
+    empty, *_ = run_family_tests([{}, {0: 1.0, 1: 2.0}]).tests
+    assert empty.verdict == "open"
+
+
 @pytest.mark.parametrize(
     ("mean", "margin", "verdict"),
     [

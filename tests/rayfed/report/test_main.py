@@ -47,3 +47,10 @@ def test_a_damaged_folder_ends_in_one_line(damage, words, tmp_path, capsys):
 def test_a_missing_folder_is_named(tmp_path, capsys):
     assert main([str(tmp_path / "nosuch")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "0", "inf"])
+def test_a_margin_is_a_positive_number(text, tmp_path, capsys):
+    folders.write(tmp_path / "run", rounds=1, clients=3)
+    assert main([str(tmp_path / "run"), f"--margin={text}"]) == 2
+    assert f"--margin: '{text}' is no positive number" in capsys.readouterr().err

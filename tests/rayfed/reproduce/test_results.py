@@ -67,8 +67,10 @@ def test_rows_of_the_same_bytes_are_not_tested_and_near_ones_are_as_good():
     ours["FedGR"], ours["FedGC"] = ours["none"], [value + 0.01 * value % 0.03 for value in ours["none"]]
     finished = finished_as(asked, ours)
     alike = {c: replace(done, sha256=f"{c.seed}" if c.row != "FedGC" else "") for c, done in finished.items()}
-    assert verdict(compare(asked, alike), "Avg", "FedGR", "none").verdict == "same"
-    assert verdict(compare(asked, finished), "Avg", "FedGR", "none").verdict != "same"
+    same = verdict(compare(asked, alike), "Avg", "FedGR", "none")
+    assert (same.verdict, same.p) == ("same", None)
+    equal = verdict(compare(asked, finished), "Avg", "FedGR", "none")  # other bytes, and 0 in every seed
+    assert (equal.verdict, equal.p, equal.seeds_needed) == ("same", 1.0, None)
     assert verdict(compare(asked, alike), "Avg", "FedGC", "FedGR").verdict == "as good"
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from rayfed.errors import ConfigError
 from rayfed.report.page.render import write_report
 from rayfed.report.page.several import page_of, statistics
 from tests.rayfed.report.page import folders
@@ -91,3 +92,44 @@ def test_means_over_seeds_are_written_for_latex_too(tmp_path, tables_alone):
     assert "mean over clients, \\%" in text
     write_report([tmp_path / "0"], tmp_path / "one.html")
     assert not (tmp_path / "one.tex").exists()
+
+
+def three_methods(folder):
+    for method in ("fedavg", "afl", "ditto"):
+        for seed in range(2):
+            folders.write(folder / f"{method}-{seed}", method=method, seed=seed, rounds=1)
+    return [folder / f"{method}-{seed}" for method in ("fedavg", "afl", "ditto") for seed in range(2)]
+
+
+def test_others_are_compared_with_one_and_within_a_margin(tmp_path, tables_alone):
+    paths = three_methods(tmp_path)
+
+    def pairs(**options):
+        table = table_of(page_of(paths, **options), "Paired comparisons")
+        return {(row["A"], row["B"]) for row in table if row["pairs of"] == "seeds"}
+
+    assert pairs() == {("fedavg", "afl"), ("fedavg", "ditto"), ("afl", "ditto")}
+    assert pairs(against="afl") == {("fedavg", "afl"), ("ditto", "afl")}
+    caption = part_of(page_of(paths, margin=0.03), "Paired comparisons").notes[0]
+    assert "within 3 points of 0" in caption
+    with pytest.raises(ConfigError, match="--against: 'fedavgg'"):
+        page_of(paths, against="fedavgg")
+    with pytest.raises(ConfigError, match="there is one run, and nothing to compare it with"):
+        page_of(paths[:1], against="fedavg")
+
+
+def test_differences_are_written_for_latex_with_their_intervals(tmp_path, tables_alone):
+    paths = three_methods(tmp_path)
+    write_report(paths, tmp_path / "page.html", against="fedavg")
+    text = (tmp_path / "page.tex").read_text()
+    rows = [
+        row
+        for row in table_of(page_of(paths, against="fedavg"), "Paired comparisons")
+        if row["pairs of"] == "seeds"
+    ]
+    assert text.count("% Paired comparisons") == 1
+    for row in rows:
+        interval = (
+            f"{100 * row['mean of A minus B']:+.1f} [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
+        )
+        assert interval.replace("+", "") in text.replace("+", "").replace("$-$", "-")
