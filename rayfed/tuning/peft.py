@@ -223,6 +223,34 @@ class Peft:
             ),
         }
 
+    def merge(self, net: nn.Module) -> int:
+        """Put what PEFT added into the layers of a network, which take their places again.
+
+        Args:
+            net: The network, which is changed; its weights are its own.
+
+        Returns:
+            Number of layers that had an adapter.
+
+        Raises:
+            ConfigError: PEFT cannot merge this type.
+        """
+        adapted = _adapted(net)
+        for name in adapted:
+            layer: Any = net.get_submodule(name)
+            try:
+                with torch.no_grad():
+                    layer.merge(safe_merge=True)
+            except Exception as err:  # tuners raise almost anything
+                raise ConfigError(
+                    f"merged: PEFT cannot merge {self._type} ({one_line(err)[:MOST_QUOTED]}); leave it out"
+                ) from err
+            net.set_submodule(name, layer.get_base_layer())
+        for name, module in list(net.named_modules()):
+            if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
+                net.set_submodule(name, module.modules_to_save[PEFT_ADAPTER])
+        return len(adapted)
+
     @property
     def _mutates(self) -> bool:
         """Whether the start changes frozen weights."""
