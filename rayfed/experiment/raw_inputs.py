@@ -48,7 +48,7 @@ class RawInputs:
 
     @classmethod
     def of(cls, setup: Setup, model: Backbone, dataset: Dataset) -> RawInputs:
-        """What training gave a model. Args: setup: the experiment. dataset: its examples."""
+        """The hook of a model. Args: setup: its experiment. dataset: the examples of that."""
         wanted = setup.design.data.resize
         learns = setup.context.objective.reads == LANGUAGE_MODELING
         return cls(
