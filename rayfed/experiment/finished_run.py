@@ -257,9 +257,9 @@ class Run:
     def save_pretrained(self, folder: str | Path, *, merged: bool = True, client: str | None = None) -> Path:
         """Write the trained model in the form of its library, with the names of its classes.
 
-        Merged: for transformers a folder with model, `id2label` and tokenizer, for `from_pretrained`; for
-        models of timm one for `timm.create_model("local-dir:FOLDER")`; of others `model.safetensors`, with
-        the names that tensors have in the network, and `config.json` with `id2label`.
+        Merged, a model of transformers becomes a folder for `from_pretrained`, with `id2label` and tokenizer,
+        and one of timm a folder for `timm.create_model("local-dir:FOLDER")`. Of others `model.safetensors`
+        has the values by the names of the network, and `config.json` has `id2label`.
 
         Args:
             folder: Is made where it is not there; its files of the same names are replaced.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rayfed.data.data_config import Resize
 from rayfed.data.image_file import read_image, to_square
 from rayfed.data.shards import Dataset
-from rayfed.data.text import PAD, with_types
+from rayfed.data.text import PAD, Inputs, with_types
 from rayfed.data.tokenizer import TYPES, load_tokenizer
 from rayfed.devices import HOST
 from rayfed.executors.worker import converter
@@ -53,7 +53,7 @@ class RawInputs:
         learns = setup.context.objective.reads == LANGUAGE_MODELING
         return cls(
             convert=converter(dataset, setup.context.objective.pixels, model, HOST),
-            shape=() if setup.context.objective.tokens else tuple(dataset.images.shape[1:]),
+            shape=() if isinstance(dataset.images, Inputs) else tuple(dataset.images.shape[1:]),
             size=model.size,
             resize=model.resize if wanted == "auto" else wanted,
             tokenizer=model.tokenizer,

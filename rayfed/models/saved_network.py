@@ -107,7 +107,8 @@ def _save_for_timm(
     from timm.models import save_for_hf
 
     known = timm.get_pretrained_cfg(config.name)
-    options = {**config.options, **({"img_size": model.size} if known.fixed_input_size else {})}
+    fixed = known is not None and known.fixed_input_size
+    options = {**config.options, **({"img_size": model.size} if fixed else {})}
     whole: Any = timm.create_model(config.name, num_classes=model.num_classes, **options)
     _load(whole, values, config.name)
     whole.pretrained_cfg = {

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -27,12 +27,15 @@ from rayfed.models.language import LibraryNames
 from rayfed.models.library_form import as_in_library, head_names, name_of_head
 from rayfed.models.named_tensors import PEFT_ADAPTER, global_name
 from rayfed.tuning.base import freeze
-from rayfed.tuning.sites import reads_qkv
+from rayfed.tuning.sites import called_layers, exactly, reads_qkv
 from rayfed.types import Params
 from rayfed.user_files import is_folder, read_file, user_path
 
 FILE = "adapter_config.json"
 """Name under which PEFT writes a config."""
+
+ALL_LINEAR = "all-linear"
+"""Value of `target_modules` for all linear layers; those that an attention reads are left out."""
 
 OF_THE_FILE = (
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
@@ -89,7 +92,8 @@ class Peft:
 
     Attributes:
         config: The configuration as PEFT writes it: a file, a folder with `adapter_config.json`, or its keys,
-            `peft_type` among them. In Python `tuning=` takes the object, such as `peft.LoraConfig(...)`.
+            `peft_type` among them; by default LoRA of all linear layers. In Python `tuning=` takes the object,
+            such as `peft.LoraConfig(...)`.
         train_head: Whether a new head is trained too, whatever `modules_to_save` says.
     """
 
@@ -97,7 +101,9 @@ class Peft:
     fixed_ends: ClassVar[tuple[str, ...]] = tuple(f".{PEFT_ADAPTER}{end}" for end in ("", ".weight", ".bias"))
     needs_skeleton: ClassVar[bool] = True
 
-    config: dict[str, Any] | str
+    config: dict[str, Any] | str = field(
+        default_factory=lambda: {"peft_type": "LORA", "target_modules": ALL_LINEAR}
+    )
     train_head: bool = True
 
     def __post_init__(self) -> None:
@@ -126,6 +132,8 @@ class Peft:
                 f"are transposed; choose from {', '.join(TRANSPOSED)}"
             )
         with as_in_library(model) as root:
+            if getattr(config, "target_modules", None) == ALL_LINEAR:
+                config.target_modules = exactly(list(called_layers(root, nn.Linear)))
             self._inject(model, root, config, on_meta)
         _check_blocks(model)
         return model
