@@ -92,8 +92,8 @@ class Peft:
 
     Attributes:
         config: The configuration as PEFT writes it: a file, a folder with `adapter_config.json`, or its keys,
-            `peft_type` among them; by default LoRA of all linear layers. In Python `tuning=` takes the object,
-            such as `peft.LoraConfig(...)`.
+            `peft_type` among them; by default LoRA of all linear layers. In Python `tuning=` takes the object
+            itself, `peft.LoraConfig(...)`.
         train_head: Whether a new head is trained too, whatever `modules_to_save` says.
     """
 
