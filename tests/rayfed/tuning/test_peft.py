@@ -220,9 +220,12 @@ def test_peft_loads_what_was_trained_on_the_untouched_model(folder, cache, tmp_p
     for name, content in files_of(setup, params, tmp_path).items():
         (tmp_path / name).write_bytes(content)
     before = outputs(untuned, x)
+    weight = untuned.bert.encoder.layer[1].attention.self.query.weight.clone()
     loaded = peft.PeftModel.from_pretrained(untuned, tmp_path).eval()
     judged = peft.PeftModel.from_pretrained(library_model(folder, "bert", setup), tmp_path).eval().double()
     equally_near([outputs(loaded, x)], [model(x)], [outputs(judged, x)])
+    query = loaded.get_base_model().bert.encoder.layer[1].attention.self.query
+    assert torch.equal(getattr(query, "base_layer", query).weight, weight)
     assert float((before - outputs(loaded, x)).norm()) > 0.01
 
 
@@ -253,6 +256,7 @@ def test_a_network_of_a_user_is_not_changed_and_peft_reads_its_adapter(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == ["0", "2"]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, about sparse tensors
 @pytest.mark.parametrize(
     "config",
     [
