@@ -43,17 +43,17 @@ KINDS = {
 TUNINGS_OF = {
     "vit": (
         *("adapter", "attention_adapter", "bitfit", "exits", "full", "gc_prompt", "head", "ia3", "lora"),
-        *("residual_adapter", "ssf", "visual_prompt"),
+        *("peft", "residual_adapter", "ssf", "visual_prompt"),
     ),
     "mixer": (
         *("adapter", "attention_adapter", "bitfit", "exits", "full", "head", "ia3", "lora"),
-        *("residual_adapter", "ssf"),
+        *("peft", "residual_adapter", "ssf"),
     ),
     "resnet": ("attention_adapter", "bitfit", "full", "head", "residual_adapter", "ssf"),
     "clip": (
         *("adapter", "attention_adapter", "bitfit", "cocoop", "full", "head", "ia3", "lora"),
-        *("low_rank_prompt", "maple", "multimodal_adapter", "prompt_network", "residual_adapter", "ssf"),
-        *("text_prompt", "transport_prompt"),
+        *("low_rank_prompt", "maple", "multimodal_adapter", "peft", "prompt_network", "residual_adapter"),
+        *("ssf", "text_prompt", "transport_prompt"),
     ),
     "u-net": ("full",),
     "lstm": ("full",),

@@ -82,7 +82,12 @@ def decode_image(data: bytes, size: int, resize: Resize = "squash") -> NDArray[n
         # size is kept, so that the result hardly differs from resizing the whole image.
         image.draft("RGB", (2 * size, 2 * size))
         image.load()
-        rgb = to_rgb(image)
+        return to_square(image, size, resize)
+
+
+def to_square(image: Image.Image, size: int, resize: Resize = "squash") -> NDArray[np.uint8]:
+    """An image as of `decode_image`. Args: image: it may be of any mode and size. size, resize: as there."""
+    rgb = to_rgb(image)
     if rgb.size == (size, size):
         return np.asarray(rgb)
     return np.asarray(rgb.resize((size, size), Image.Resampling.BICUBIC, _part(rgb.size, resize)))

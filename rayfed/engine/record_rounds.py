@@ -89,6 +89,8 @@ class RecordSettings:
             about["names"] = library_names(setup.context.skeleton())
         if ends := getattr(setup.context.tuning, "fixed_ends", ()):
             about["fixed"] = start_values(setup.weights, ends)
+        if getattr(setup.context.tuning, "needs_skeleton", False):
+            about["skeleton"] = setup.context.skeleton
         return cls(
             path=path,
             domains=setup.partition.table.domain_of,
@@ -131,7 +133,7 @@ def final_files(
 
 
 def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:
-    """Start values of the tensors whose global names end so, float32, by global name.
+    """Start values of the tensors whose global names end so, floats as float32, by global name.
 
     Args:
         weights: All tensors of the initial model, by module name.
@@ -141,7 +143,8 @@ def start_values(weights: Weights, ends: tuple[str, ...]) -> Params:
     for slot, array in weights.items():
         if (name := global_name(slot)).endswith(ends):
             value = torch.from_numpy(np.array(array))
-            found[name] = (value.view(torch.bfloat16) if value.dtype == torch.int16 else value).float()
+            value = value.view(torch.bfloat16) if value.dtype == torch.int16 else value
+            found[name] = value.float() if value.is_floating_point() else value
     return found
 
 

@@ -431,14 +431,15 @@ class ClientContext:
 
     def skeleton(self) -> Backbone:
         """The same model without values, for `attach`."""
-        bare = skeleton(
-            lambda: apply_tuning(
-                self.construct(self.model, self.num_classes, self.seed, self.objective.reads, self.network),
-                self.tuning,
-                self.seed,
-            )
-        )
+        bare = skeleton(lambda: apply_tuning(self._bare(), self.tuning, self.seed))
         return bare.note(self.behaviour)
+
+    def untuned(self) -> Backbone:
+        """The model without values to which no tuning was applied."""
+        return skeleton(self._bare)
+
+    def _bare(self) -> Backbone:
+        return self.construct(self.model, self.num_classes, self.seed, self.objective.reads, self.network)
 
     def weights(self) -> Weights:
         """All tensors of the initial model, to be shared between processes."""

@@ -109,7 +109,7 @@ class Experiment:
             data: A name, or examples by client in one of the forms of docs/models.md.
             task: A name, or a `rayfed.Task`; None: what the data are for.
             columns: Columns of a table: `client`, `input`, `target`, `split`, `domain`.
-            tuning: A name, or a scheme such as `rayfed.LoRA(rank=8)`.
+            tuning: A name, a scheme such as `rayfed.LoRA(rank=8)`, or a configuration of PEFT.
             seed: Seed of everything random.
             train: Keys of the section `train`.
             server: Hyperparameters of the server half.

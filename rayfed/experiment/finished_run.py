@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rayfed.config.schema import Config
     from rayfed.engine.setup import Setup
     from rayfed.experiment.replayed_call import Replay
+    from rayfed.models.backbone import Backbone
     from rayfed.types import Params, ServerState
 
 
@@ -229,9 +230,10 @@ class Run:
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.
 
-        A network that was chosen by name maps normalized inputs to outputs. One of texts takes what the
-        tokenizer of the model returns, padded on the right, as it is or by name (`model(**tokenizer(text,
-        return_tensors="pt"))`), or one tensor of token ids with -1 for pads.
+        It maps a batch of inputs to outputs. Images (of Pillow, of files, arrays of bytes), arrays and texts,
+        one or a list of them, become what training gave it. Tensors are given to it as they are: normalized
+        images, or token ids with -1 for pads. One of texts also takes what the tokenizer of the model
+        returns, padded on the right, as it is or by name (`model(**tokenizer(text, return_tensors="pt"))`).
 
         Args:
             merged: Add the products of LoRA's factors to the weights, so that no layer of RayFed is left in
@@ -255,10 +257,42 @@ class Run:
         Raises:
             ConfigError: There is no such client, or it keeps something in this method and never trained.
         """
+        return self._network(self._params_of(client), merged)
+
+    def _params_of(self, client: str | None) -> Params:
+        """The final trainable tensors, or those that a client would use."""
         from rayfed.engine.score_finished_run import personal_params
 
-        own = personal_params(self._folder, self._id_of(client), self._setup)
-        return self._network({**self.params, **own}, merged)
+        if client is None:
+            return self.params
+        return {**self.params, **personal_params(self._folder, self._id_of(client), self._setup)}
+
+    def save_pretrained(self, folder: str | Path, *, merged: bool = True, client: str | None = None) -> Path:
+        """Write the trained model in the form of its library, with the names of its classes.
+
+        Merged, a model of transformers becomes a folder for `from_pretrained`, with `id2label` and tokenizer,
+        and one of timm a folder for `timm.create_model("local-dir:FOLDER")`. Of others `model.safetensors`
+        has the values by the names of the network, and `config.json` has `id2label`.
+
+        Args:
+            folder: Is made where it is not there; its files of the same names are replaced.
+            merged: Put adapters into the weights; otherwise they are written alone, as by `adapter`.
+            client: Write the model that this client would use, as of `personal`.
+
+        Raises:
+            ConfigError: The network of the library cannot hold what was trained, or as of `adapter`.
+        """
+        from rayfed.engine.record_rounds import labels_of
+        from rayfed.models.saved_network import save_network
+
+        if not merged:
+            return self._write_adapter(folder, client)
+        target = Path(folder).expanduser()
+        backbone = self._backbone(self._params_of(client)).eval()
+        self._merge(backbone)
+        bare = self._setup.context.untuned()
+        save_network(backbone, bare, self._setup.design.model, labels_of(self._setup), target)
+        return target
 
     def adapter(self, path: str | Path) -> Path:
         """Write the trained adapters in PEFT's format, for `PeftModel.from_pretrained(net, path)`.
@@ -270,7 +304,11 @@ class Run:
         Raises:
             ConfigError: The tuning of the run has none that PEFT could read.
         """
-        files = self._files_of_model()
+        return self._write_adapter(path, None)
+
+    def _write_adapter(self, path: str | Path, client: str | None) -> Path:
+        """As of `adapter`, of the model of one client where one is named."""
+        files = self._files_of_model(client)
         if not any(name.startswith("adapter_") for name in files):
             from rayfed.report.report_md import why_no_adapter
 
@@ -285,17 +323,17 @@ class Run:
             (target / name).write_bytes(data)
         return target
 
-    def _files_of_model(self) -> Mapping[str, bytes]:
+    def _files_of_model(self, client: str | None) -> Mapping[str, bytes]:
         """Contents of the files in the format of another library, and of the names of classes, by name."""
         from rayfed.engine.record_rounds import RecordSettings
 
-        if (self._folder / TENSORS).exists():
+        if client is None and (self._folder / TENSORS).exists():
             files = (self._folder / "model").glob("*")
             return {
                 f.name: f.read_bytes() for f in files if f.name.startswith("adapter_") or f.name == LABELS
             }
         make = RecordSettings.of(self._setup, self._folder, resume=False).files
-        return {} if make is None else make(self.params)
+        return {} if make is None else make(self._params_of(client))
 
     def replay(
         self, *, round: int, client: str, exchange: str = "fit", changes: Mapping[str, Any] | None = None
@@ -361,16 +399,32 @@ class Run:
         return self.recorded.metric
 
     def _network(self, params: Mapping[str, Any], merged: bool) -> nn.Module:
-        from rayfed.models.lora_layer import merge
+        from rayfed.experiment.raw_inputs import RawInputs
+
+        backbone = self._backbone(params)
+        network = backbone.deployed().eval()
+        if merged and not self._merge(network):
+            what = self.config.tuning["name"]
+            raise ConfigError(f"merged: tuning={what} has no products to merge; leave out merged=True")
+        raw = RawInputs.of(self._setup, backbone, self._setup.dataset)
+        network.register_forward_pre_hook(raw, with_kwargs=True)
+        return network
+
+    def _backbone(self, params: Mapping[str, Any]) -> Backbone:
+        """The tuned model with these values."""
         from rayfed.tuning.base import load
 
         backbone = self._setup.context.build()
         load(backbone, params)
-        network = backbone.deployed().eval()
-        if merged and not merge(network):
-            what = self.config.tuning["name"]
-            raise ConfigError(f"merged: tuning={what} has no products to merge; leave out merged=True")
-        return network
+        return backbone
+
+    def _merge(self, network: nn.Module) -> int:
+        """Put adapters into the weights of a network. Returns the number of layers that had one."""
+        from rayfed.models.lora_layer import merge
+
+        own = getattr(self._setup.context.tuning, "merge", merge)
+        merged: int = own(network)
+        return merged
 
     @cached_property
     def _setup(self) -> Setup:

@@ -19,6 +19,7 @@ from rayfed.objective import MetricObject, Task
 from rayfed.record.trackers.tracker import TRACKERS
 from rayfed.sampling.base import SAMPLERS
 from rayfed.tuning.base import TUNINGS
+from rayfed.tuning.peft import is_config, plain_config
 
 GROUPS = ("algorithm", "data", "model", "tuning", "cluster", "experiment")
 """Keys whose value may be a name that chooses a section."""
@@ -159,12 +160,17 @@ def tuning(value: Any) -> dict[str, Any]:
     """The key `tuning` for a scheme in any form.
 
     Args:
-        value: A name, a dict of its keys, or a class with a method `apply` or an instance of one.
+        value: A name, a dict of its keys, a class with a method `apply` or an instance of one, or a
+            configuration of PEFT, which may also be the key `config` of a dict.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: It is none of these, or a configuration of PEFT cannot be trained here.
     """
-    if isinstance(value, str | Mapping):
+    if is_config(value):
+        return {"tuning": {"name": "peft", "config": plain_config(value)}}
+    if isinstance(value, Mapping):
+        return {"tuning": {key: plain_config(v) if is_config(v) else v for key, v in value.items()}}
+    if isinstance(value, str):
         return {"tuning": value}
     kind = value if isinstance(value, type) else type(value)
     if not hasattr(kind, "apply"):

@@ -12,7 +12,7 @@ from rayfed.fast.stacked import stackable
 from rayfed.fast.whole import WholeStack, run_whole
 from rayfed.models.backbone import Backbone
 from rayfed.models.clip import ClipHead
-from rayfed.models.named_tensors import RESIDUAL_LEAF, NamedTensor, bound
+from rayfed.models.named_tensors import PEFT_ADAPTER, RESIDUAL_LEAF, NamedTensor, bound
 from rayfed.types import rank_axes
 
 OWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv2d, nn.ParameterDict, ClipHead)
@@ -45,6 +45,8 @@ def why_not_joint(model: Backbone, asked: bool = True) -> str:
         m for whole in model.modules() if isinstance(whole, nn.MultiheadAttention) for m in whole.modules()
     }
     for name, entry in trained.items():
+        if f".{PEFT_ADAPTER}" in entry.path:
+            return f"PEFT computes the adapter {name} with the same values for all examples"
         if entry.is_buffer and entry.leaf != RESIDUAL_LEAF:
             return f"{name} is a statistic over the images of a batch"
         if is_whole:

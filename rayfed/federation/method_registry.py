@@ -98,7 +98,7 @@ def check_compatible(
 
     Raises:
         ConfigError: A part needs something that no part offers (the message says what can be chosen instead),
-            or a LoRA rule needs residuals and the tuning has none.
+            or a LoRA rule needs residuals or factors and the tuning has none.
     """
     if server.lora_agg in EXACT and not getattr(tuning, "residual", False):
         raise ConfigError(
@@ -113,6 +113,12 @@ def check_compatible(
         if missing := sorted(getattr(part, "needs", frozenset()) - offered):
             named = chosen or {name: type(value).__name__ for name, value in parts.items()}
             raise ConfigError(_incompatible(key, missing, named))
+    has_factors = "lora" in getattr(tuning, "offers", ()) or hasattr(tuning, "inner")
+    if server.lora_agg != Server.lora_agg and not has_factors:
+        raise ConfigError(
+            f"server.lora_agg: {server.lora_agg!r} combines the factors of tuning=lora, which this tuning "
+            f"does not have; leave it out"
+        )
 
 
 def _incompatible(key: str, missing: Sequence[str], chosen: Mapping[str, str]) -> str:

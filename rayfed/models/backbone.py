@@ -79,6 +79,7 @@ class Backbone(nn.Module):
         task: The task the model solves, a name of `rayfed.objective`.
         size: Input height and width in pixels, or the length of a text in characters, or most tokens of one.
         tokenizer: Folder or name of the model whose tokenizer makes tokens of texts; None: it takes no texts.
+        classifier: Name of its head in the library; None: it has none there, or several.
         has_new_head: Whether the head is new, so that schemes train it; that of a language model is not.
         resize: How its own transform makes a square of an image: `crop` where it cuts out the centre.
         mean, std: Mean and standard deviation by channel that inputs are normalized with.
@@ -103,6 +104,7 @@ class Backbone(nn.Module):
         self.task = CLASSIFICATION
         self.size: int = 224
         self.tokenizer: str | None = None
+        self.classifier: str | None = None
         self.has_new_head = True
         self.resize: Resize = "squash"
         self.mean: tuple[float, float, float] = (0.5, 0.5, 0.5)

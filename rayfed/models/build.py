@@ -66,6 +66,7 @@ def build_backbone(
     model.size = bare.size
     model.task = bare.task
     model.tokenizer = None if bare.words is None else bare.words.tokenizer
+    model.classifier = bare.classifiers[0] if len(bare.classifiers) == 1 else None
     model.has_new_head = bare.words is None or bare.words.new_head
     model.resize = bare.resize
     model.mean = config.mean or bare.mean

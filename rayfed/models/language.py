@@ -584,6 +584,48 @@ def _rate(dropout: Any) -> float:
     return float(getattr(dropout, "p", getattr(dropout, "drop_prob", 0.0)) or 0.0)
 
 
+def whole_model(
+    model: Any, config: ModelConfig, values: Mapping[str, Tensor], labels: Mapping[str, str]
+) -> Any:
+    """A model of the library with the values of a trained backbone.
+
+    Args:
+        model: The backbone.
+        config: The section `model` of its experiment.
+        values: All values, by their names in the library.
+        labels: Name of each class by its number, as text; empty: it classifies nothing.
+
+    Raises:
+        ConfigError: The library's model cannot hold these values.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    learns = isinstance(model.net, TextNet) and model.net.pools == "all"
+    kind = "AutoModelForCausalLM" if learns else "AutoModelForSequenceClassification"
+    settings = settings_of(config)
+    settings.use_cache = True
+    if not learns:
+        settings.num_labels = model.num_classes
+    if labels:
+        settings.id2label = {int(place): name for place, name in labels.items()}
+        settings.label2id = {name: int(place) for place, name in labels.items()}
+        settings.problem_type = "single_label_classification"
+    whole = _random_model(kind, config, settings)
+    turned = {f"{name}.weight" for name, module in whole.named_modules() if isinstance(module, Conv1D)}
+    given = {name: value.mT.contiguous() if name in turned else value for name, value in values.items()}
+    names = {name for name, _ in whole.named_parameters()}
+    try:
+        missing, unexpected = whole.load_state_dict(given, strict=False)
+    except RuntimeError as err:
+        missing, unexpected = [one_line(err)], []
+    if wrong := sorted({*(set(missing) & names), *unexpected}):
+        raise ConfigError(
+            f"merged: {type(whole).__name__} cannot hold what was trained ({wrong[0][:200]}); run.params has "
+            f"all trained tensors"
+        )
+    return whole
+
+
 @dataclass(frozen=True, kw_only=True)
 class LibraryNames:
     """The names that a model and its tensors have in the library, for an adapter that PEFT reads.

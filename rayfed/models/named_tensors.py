@@ -43,10 +43,11 @@ def _collect(module: nn.Module, chosen: list[nn.Module]) -> bool | None:
     if not known:
         return None
     trained = all(known)
+    by_peft = not trained and _has_trained_adapter(module)
     for name, child in module.named_children():
-        if below[name] is None and (trained or (name == "lora_dropout" and _adapts(module))):
+        if below[name] is None and (trained or by_peft or (name == "lora_dropout" and _adapts(module))):
             chosen.extend(child.modules())
-    if trained:
+    if trained or by_peft:
         chosen.append(module)
     return trained
 
@@ -57,11 +58,22 @@ def _adapts(layer: nn.Module) -> bool:
     return any(p.requires_grad for part in parts for p in part.parameters())
 
 
+def _has_trained_adapter(layer: nn.Module) -> bool:
+    """Whether a layer has an adapter from a configuration of PEFT, a part of which is trained."""
+    if not hasattr(layer, "base_layer") or PEFT_ADAPTER not in getattr(layer, "active_adapters", ()):
+        return False
+    return any(p.requires_grad for name, p in layer.named_parameters() if not name.startswith("base_layer."))
+
+
 RESIDUAL_LEAF = RESIDUAL.removeprefix(".")
 """Attribute name of the residual matrix of an adapted layer."""
 
-_ADAPTER = re.compile(r"\.(lora_(?:embedding_)?[AB])\.[^.]+(?:(?:\.last)?\.weight)?$")
-_IA3 = re.compile(r"\.(ia3_l)\.[^.]+$")
+PEFT_ADAPTER = "peft"
+"""Name of an adapter of `tuning=peft`, whose tensors keep the names that PEFT gives them."""
+
+_OURS = rf"(?!{PEFT_ADAPTER}\b)[^.]+"
+_ADAPTER = re.compile(rf"\.(lora_(?:embedding_)?[AB])\.{_OURS}(?:(?:\.last)?\.weight)?$")
+_IA3 = re.compile(rf"\.(ia3_l)\.{_OURS}$")
 _CORE = re.compile(r"\.lora_B\.[^.]+\.core\.weight$")
 
 
@@ -74,6 +86,11 @@ def global_name(module_name: str) -> str:
     'blocks.3.attn.proj.lora_A'
     >>> global_name("net.blocks.prompt"), global_name("head.bias")
     ('prompt', 'head.bias')
+
+    Adapters of `tuning=peft` have the names that PEFT gives them:
+
+    >>> global_name("net.blocks.3.attn.proj.lora_A.peft.weight")
+    'blocks.3.attn.proj.lora_A.peft.weight'
 
     Tensors of a network of a user have the names that they have there:
 

@@ -43,12 +43,12 @@ def called_layers(
     """
     everything = dict(module.named_modules())
     read = tuple(f"{n}." for n, m in everything.items() if isinstance(m, nn.MultiheadAttention))
-    read += tuple(f"{n}.qkv" for n, m in everything.items() if _reads_qkv(m))
+    read += tuple(f"{n}.qkv" for n, m in everything.items() if reads_qkv(m))
     found = {n: m for n, m in everything.items() if isinstance(m, kinds)}
     return {n: m for n, m in found.items() if not n.startswith(read)}
 
 
-def _reads_qkv(attention: nn.Module) -> bool:
+def reads_qkv(attention: nn.Module) -> bool:
     """Whether this is an attention of timm that puts the bias of its layer `qkv` together from parts."""
     has_parts = getattr(attention, "q_bias", None) is not None
     return has_parts and not getattr(attention, "qkv_bias_separate", False)
