@@ -1,0 +1,204 @@
+"""The arithmetic of the table, its page and its figure."""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import tokenize
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rivals.environments import SIDES, Side
+from benchmarks.rivals.workloads import WORK
+
+PROGRAMS = Path(__file__).parent / "programs"
+MEASUREMENT = "# measurement"
+"""End of the lines of a program that only the comparison needs."""
+PLAIN, RAYFED = "plain", "rayfed"
+FACTORS = {"seconds": "wall-clock", "processor": "processor"}
+"""What is compared, and its name in the page."""
+REASONS: dict[str, str] = {}
+"""Why RayFed is not first in a row, by row."""
+
+
+def code_lines(text: str) -> int:
+    """Lines of code, without blank lines, comments, docstrings and what only the comparison needs."""
+    marked = {i for i, line in enumerate(text.splitlines(), 1) if line.rstrip().endswith(MEASUREMENT)}
+    described: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            described |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    counted: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+        ):
+            counted |= set(range(token.start[0], token.end[0] + 1)) if token.string.strip() else set()
+    return len(counted - marked - described)
+
+
+def lines_of(side: Side) -> int:
+    """Lines that a user writes for all rows, besides networks and data, which all sides share."""
+    files = [f"{side.program}.py", *(["local_training.py"] if side.shares else [])]
+    return sum(code_lines((PROGRAMS / name).read_text()) for name in files)
+
+
+def steady(rounds: Sequence[Mapping[str, float]], what: str) -> float:
+    """Median of the rounds after the first two: those begin, and fill caches."""
+    return statistics.median(each[what] for each in rounds[2:])
+
+
+def of_plain(row: Mapping[str, Any], side: str, what: str) -> float | None:
+    """A side's `steady` value divided by that of plain PyTorch; None: one of them has no steady rounds.
+
+    It is the median of the ratios of rounds that ran one after the other, which a change of the load of the
+    machine alters less than the ratio of the medians.
+    """
+    both = [row["sides"].get(name, {}).get("rounds", [])[2:] for name in (side, PLAIN)]
+    ratios = [own[what] / other[what] for own, other in zip(*both, strict=False)]
+    return statistics.median(ratios) if ratios else None
+
+
+def standing(row: Mapping[str, Any], what: str) -> tuple[str, float] | None:
+    """The fastest of the other sides, and RayFed's share of what it needs; None: there is none."""
+    shares = {side: of_plain(row, side, what) for side in row["sides"]}
+    own = shares.pop(RAYFED, None)
+    others = {side: share for side, share in shares.items() if share is not None}
+    if own is None or not others:
+        return None
+    best = min(others, key=lambda side: others[side])
+    return best, own / others[best]
+
+
+def sentence(name: str, row: Mapping[str, Any]) -> str:
+    """Whether RayFed is first in a row, and by how much."""
+    parts, first = [], True
+    for what, words in FACTORS.items():
+        if (found := standing(row, what)) is None:
+            continue
+        best, share = found
+        first &= share < 1
+        parts.append(f"{share:.2f} of the {words} seconds of {best}, the best of the others")
+    if not parts:
+        return "RayFed or all others are missing."
+    text = f"RayFed takes {' and '.join(parts)}."
+    return text if first else " ".join([text, REASONS.get(name, "Why it is not first is not known yet.")])
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def answer(value: bool | None) -> str:
+    return {None: "not tried", True: "yes", False: "**no**"}[value]
+
+
+def table(row: Mapping[str, Any]) -> str:
+    """The table of one row, as Markdown."""
+    head = "| | first round, s | a round, s | of plain | processor, s | of plain | peak, MB | lines | twice the same? | resumes? | apart |"
+    lines = [head, "|---|" + "---:|" * 7 + "---|---|---:|"]
+    for side, found in row["sides"].items():
+        if "failed" in found:
+            lines.append(f"| {side} | failed: {found['failed']} |")
+            continue
+        rounds = found["rounds"]
+        has = len(rounds) > 2
+        lines.append(
+            f"| {side} | {rounds[0]['seconds']:.1f} | {cell(steady(rounds, 'seconds') if has else None)} | "
+            f"{cell(of_plain(row, side, 'seconds'))} | {cell(steady(rounds, 'processor') if has else None)} | "
+            f"{cell(of_plain(row, side, 'processor'))} | {found['peak'] / 2**20:,.0f} | {found['lines']} | "
+            f"{answer(found.get('twice'))} | {answer(found.get('resumes'))} | {found['apart']:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The whole page, as Markdown."""
+    facts = results["facts"]
+    parts = [
+        "# Rivals, side by side\n",
+        *(f"- {key}: {facts[key.lower()]}" for key in ("Command", "Commit", "Processor", "Date")),
+        f"- Speed: How fast is a round, beside other simulators? | {summary(results)}",
+        "",
+        ABOUT,
+        f"Versions: {facts['versions']}.\n",
+        "![processor and wall-clock seconds of a round, as shares of plain PyTorch](rivals.svg)\n",
+    ]
+    for name, row in results["rows"].items():
+        work = WORK[name]
+        parts += [f"## {work.title}\n"]
+        parts += [
+            f"{row['steps']:,} steps with {row['examples']:,} examples a round. {sentence(name, row)}\n"
+        ]
+        parts += [table(row), "", f"Load of the machine: {row['load']}.\n"]
+        for side, found in row["sides"].items():
+            parts += [f"**The work of {side} differs**: {'; '.join(found['problems'])}.\n"] * bool(
+                found.get("problems")
+            )
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """RayFed's share of the processor seconds of each other side, over the rows."""
+    texts = []
+    for side in SIDES:
+        rows = results["rows"].values()
+        pairs = [(of_plain(row, RAYFED, "processor"), of_plain(row, side, "processor")) for row in rows]
+        shares = [own / other for own, other in pairs if own is not None and other is not None]
+        if side != RAYFED and shares:
+            low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
+            texts.append(
+                f"{low if low == high else f'{low} to {high}'} of {'plain PyTorch' if side == PLAIN else side}"
+            )
+    return "processor seconds of RayFed: " + (", ".join(texts) or "not measured")
+
+
+def draw(results: Mapping[str, Any], target: Path) -> None:
+    """One bar for each side and row, for processor and wall-clock seconds, as shares of plain PyTorch."""
+    import matplotlib as mpl
+    from matplotlib import pyplot
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "rivals"
+    rows = results["rows"]
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    for axis, (what, words) in zip(axes, reversed(FACTORS.items()), strict=True):
+        for k, side in enumerate(SIDES):
+            shares = [of_plain(row, side, what) or 0.0 for row in rows.values()]
+            axis.bar([i + 0.16 * (k - 2) for i in range(len(rows))], shares, 0.15, label=side)
+        axis.axhline(1, color="0.4", linewidth=0.8)
+        axis.set_xticks(range(len(rows)), list(rows))
+        axis.set_title(f"{words} seconds of a round, of plain PyTorch", fontsize=10)
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(target, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+ABOUT = """\
+The same work by five programs ([the programs](../rivals/programs)): the same network, first values, clients of a round and batches,
+which RayFed draws and the others get as files; SGD; two processes or actors with one thread each; no scores. The rounds of all
+programs alternate, and each waits for its next one. Images are noise on a picture of each class; texts are the real ones. RayFed and
+plain PyTorch run in the environment of the command. Each other library is installed by pip into its own environment, which sees the
+installed torch. BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is installed with
+`--ignore-requires-python`.
+
+First round: since the start of the command, with imports, Ray and data. A round: the median of those after the second one; shares of plain
+are medians over pairs of rounds that follow each other. Processor: of all processes, also those that ended. Peak: memory of all
+processes in the first two rounds, shared pages counted once. Lines: code of the program for all rows, besides networks and data, which
+are shared. Twice the same, and resumes: with few clients, three rounds again, and three of which the first is followed by a kill; pfl
+and RayFed have what resumes, the others save their values by hand, and get their batches as files, without which their shuffles would
+have to be saved, too. Apart: distance of the final values from those of plain PyTorch, as a share of the way of training; a program
+whose steps, examples, final values or loss differ is named. CIFAR-10's network is without dropout, whose masks no two programs
+would share; pfl scores the clients of its first round, which cannot be switched off.
+"""
