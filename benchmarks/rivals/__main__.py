@@ -2,7 +2,7 @@
 
     python -m benchmarks.rivals [--rows cifar lenet vit text] [--rivals plain rayfed pfl flower blazefl]
 
-Makes the environments of the libraries, writes the inputs, runs the rows, and writes the page with `--record`.
+Makes the environments of the libraries, writes the inputs and runs the rows; `--record` writes the page.
 Measured rows are kept in the folder of `--folder`; a row that is measured again replaces the old one there.
 """
 
@@ -75,25 +75,14 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--rivals", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--steady", type=int, default=3, help="measured rounds after the first two")
-    parser.add_argument(
-        "--checks",
-        nargs="*",
-        choices=WORK,
-        default=["lenet", "text"],
-        help="rows that are run again, and resumed",
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="few clients and examples: a trial of the programs"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / "runs" / "rivals", help="environments and results"
-    )
-    parser.add_argument("--texts", type=Path, default=SHARED / "data" / "text" / "banking77" / "train.csv")
-    parser.add_argument("--model", type=Path, default=SHARED / "weights" / "minilm_l6", help="MiniLM-L6")
-    parser.add_argument(
-        "--record", action="store_true", help=f"write {PAGE.relative_to(ROOT)} and its figure"
-    )
+    option = parser.add_argument
+    option("--steady", type=int, default=3, help="measured rounds after the first two")
+    option("--checks", nargs="*", choices=WORK, default=["lenet", "text"], help="rows to repeat and resume")
+    option("--small", action="store_true", help="few clients and examples: a trial of the programs")
+    option("--folder", type=Path, default=ROOT / "runs" / "rivals", help="environments and results")
+    option("--texts", type=Path, default=SHARED / "data" / "text" / "banking77" / "train.csv")
+    option("--model", type=Path, default=SHARED / "weights" / "minilm_l6", help="folder of MiniLM-L6")
+    option("--record", action="store_true", help="write benchmarks/results/rivals.md and its figure")
     args = parser.parse_args(given)
     args.folder = args.folder.absolute()
     return args

@@ -59,7 +59,7 @@ SIDES = {
         ),
     )
 }
-"""BlazeFL asks for Python 3.12 in all versions; the code of 2.0.3 runs on 3.11, and needs nothing but torch."""
+"""Every BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, and needs nothing but torch."""
 
 
 def install(side: Side, folder: Path) -> Path:

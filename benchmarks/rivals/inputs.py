@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import csv
 import random
-import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.rivals.common_names import peft_names
 from benchmarks.rivals.programs.with_rayfed import experiment
 from benchmarks.rivals.workloads import (
     COHORTS,
@@ -93,16 +92,6 @@ def orders(work: Work, cohorts: Any, clients: list[str], seed: int) -> Any:
                 for epoch in range(work.epochs):
                     drawn[round, place, epoch] = torch.randperm(work.examples, generator=stream).numpy()
     return drawn
-
-
-def peft_names(work: Work, start: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The first values of LoRA and of the head, by the names of PEFT and of the network."""
-    head, blocks = ("classifier", "bert.encoder.layer.") if work.is_text else ("head", "blocks.")
-    named = {}
-    for name, value in start.items():
-        its = re.sub(r"(lora_[AB])$", r"\1.default.weight", re.sub(r"^head\.", f"{head}.", name))
-        named[re.sub(r"^blocks\.", blocks, its)] = value.numpy()
-    return named
 
 
 def write_images(folder: Path, work: Work, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -95,7 +95,7 @@ class Program:
         """Let it run the next round. Args: weighs: whether the peak of its memory is taken."""
         if self._link is not None:
             self._began, self._used = time.perf_counter(), self._processor()
-            self._link.send("go")
+            self._tell("go")
         with self._weighing(weighs):
             steps, rows = self._answer()
         seconds = time.perf_counter() - self._began
@@ -103,33 +103,40 @@ class Program:
 
     def values(self) -> dict[str, Any]:
         """The trained values of the server after the last round."""
-        assert self._link is not None
-        self._link.send("values")
+        self._tell("values")
         values: dict[str, Any] = self._answer()
         return values
 
     def close(self, at_once: bool = False) -> None:
         """Let it end, or end it and all its processes. Args: at_once: kill it in the middle of a round."""
-        if self._link is not None:
-            self._link.send("go")
+        with suppress(ProgramError):
+            self._tell("go")
         if not at_once:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                pass
         else:
             time.sleep(0.2)
         for process in reversed(tree(self._process.pid)):
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         self._process.wait()
         self._server.close()
         self._folder.cleanup()
 
     def _processor(self) -> float:
         return processor_seconds(readings(tree(self._process.pid), "cpu_times"))
+
+    def _tell(self, what: str) -> None:
+        """Send a message, if the program is there already.
+
+        Raises:
+            ProgramError: It ended.
+        """
+        if self._link is not None:
+            try:
+                self._link.send(what)
+            except OSError:
+                raise ProgramError(self._end_of_log()) from None
 
     def _answer(self) -> Any:
         """The next message of the program.
@@ -146,7 +153,7 @@ class Program:
             self._check_runs()
         try:
             return self._link.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise ProgramError(self._end_of_log()) from None
 
     def _check_runs(self) -> None:

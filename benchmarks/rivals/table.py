@@ -23,28 +23,24 @@ REASONS: dict[str, str] = {}
 """Why RayFed is not first in a row, by row."""
 
 
+COLUMNS = (
+    *("", "first round, s", "a round, s", "of plain", "processor, s", "of plain"),
+    *("peak, MB", "lines", "twice the same?", "resumes?", "apart"),
+)
+NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+
+
 def code_lines(text: str) -> int:
     """Lines of code, without blank lines, comments, docstrings and what only the comparison needs."""
-    marked = {i for i, line in enumerate(text.splitlines(), 1) if line.rstrip().endswith(MEASUREMENT)}
-    described: set[int] = set()
+    left_out = {i for i, line in enumerate(text.splitlines(), 1) if line.rstrip().endswith(MEASUREMENT)}
     for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            described |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     counted: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in (
-            tokenize.COMMENT,
-            tokenize.NL,
-            tokenize.NEWLINE,
-            tokenize.INDENT,
-            tokenize.DEDENT,
-        ):
-            counted |= set(range(token.start[0], token.end[0] + 1)) if token.string.strip() else set()
-    return len(counted - marked - described)
+        if token.type not in NO_CODE and token.string.strip():
+            counted |= set(range(token.start[0], token.end[0] + 1))
+    return len(counted - left_out)
 
 
 def lines_of(side: Side) -> int:
@@ -105,21 +101,23 @@ def answer(value: bool | None) -> str:
 
 def table(row: Mapping[str, Any]) -> str:
     """The table of one row, as Markdown."""
-    head = "| | first round, s | a round, s | of plain | processor, s | of plain | peak, MB | lines | twice the same? | resumes? | apart |"
-    lines = [head, "|---|" + "---:|" * 7 + "---|---|---:|"]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * 7 + "---|---|---:|"]
     for side, found in row["sides"].items():
-        if "failed" in found:
-            lines.append(f"| {side} | failed: {found['failed']} |")
-            continue
-        rounds = found["rounds"]
-        has = len(rounds) > 2
-        lines.append(
-            f"| {side} | {rounds[0]['seconds']:.1f} | {cell(steady(rounds, 'seconds') if has else None)} | "
-            f"{cell(of_plain(row, side, 'seconds'))} | {cell(steady(rounds, 'processor') if has else None)} | "
-            f"{cell(of_plain(row, side, 'processor'))} | {found['peak'] / 2**20:,.0f} | {found['lines']} | "
-            f"{answer(found.get('twice'))} | {answer(found.get('resumes'))} | {found['apart']:.0e} |"
-        )
+        lines.append(f"| {' | '.join([side, *cells(row, side, found)])} |")
     return "\n".join(lines)
+
+
+def cells(row: Mapping[str, Any], side: str, found: Mapping[str, Any]) -> list[str]:
+    """The cells of a side, after its name."""
+    if "failed" in found:
+        return [f"failed: {found['failed']}", *["-"] * (len(COLUMNS) - 2)]
+    rounds = found["rounds"]
+    texts = [cell(rounds[0]["seconds"], 1)]
+    for what in FACTORS:
+        seconds = steady(rounds, what) if len(rounds) > 2 else None
+        texts += [cell(seconds), cell(of_plain(row, side, what))]
+    texts += [f"{found['peak'] / 2**20:,.0f}", str(found["lines"])]
+    return [*texts, answer(found.get("twice")), answer(found.get("resumes")), f"{found['apart']:.0e}"]
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -142,9 +140,8 @@ def page(results: Mapping[str, Any]) -> str:
         ]
         parts += [table(row), "", f"Load of the machine: {row['load']}.\n"]
         for side, found in row["sides"].items():
-            parts += [f"**The work of {side} differs**: {'; '.join(found['problems'])}.\n"] * bool(
-                found.get("problems")
-            )
+            if found.get("problems"):
+                parts += [f"**The work of {side} differs**: {'; '.join(found['problems'])}.\n"]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -157,9 +154,8 @@ def summary(results: Mapping[str, Any]) -> str:
         shares = [own / other for own, other in pairs if own is not None and other is not None]
         if side != RAYFED and shares:
             low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
-            texts.append(
-                f"{low if low == high else f'{low} to {high}'} of {'plain PyTorch' if side == PLAIN else side}"
-            )
+            name = "plain PyTorch" if side == PLAIN else side
+            texts.append(f"{low if low == high else f'{low} to {high}'} of {name}")
     return "processor seconds of RayFed: " + (", ".join(texts) or "not measured")
 
 
@@ -186,19 +182,27 @@ def draw(results: Mapping[str, Any], target: Path) -> None:
 
 
 ABOUT = """\
-The same work by five programs ([the programs](../rivals/programs)): the same network, first values, clients of a round and batches,
-which RayFed draws and the others get as files; SGD; two processes or actors with one thread each; no scores. The rounds of all
-programs alternate, and each waits for its next one. Images are noise on a picture of each class; texts are the real ones. RayFed and
-plain PyTorch run in the environment of the command. Each other library is installed by pip into its own environment, which sees the
-installed torch. BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is installed with
-`--ignore-requires-python`.
+The same work by five programs ([the programs](../rivals/programs)): the same network, first values,
+clients of a round and batches, which RayFed draws and the others get as files; SGD; two processes or
+actors with one thread each; no scores. The rounds of all programs alternate, and each waits for its next
+one. Images are noise on a picture of each class; texts are the real ones. RayFed and plain PyTorch run in
+the environment of the command. Each other library is installed by pip into an environment that also sees
+the installed torch. BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is installed
+with `--ignore-requires-python`.
 
-First round: since the start of the command, with imports, Ray and data. A round: the median of those after the second one; shares of plain
-are medians over pairs of rounds that follow each other. Processor: of all processes, also those that ended. Peak: memory of all
-processes in the first two rounds, shared pages counted once. Lines: code of the program for all rows, besides networks and data, which
-are shared. Twice the same, and resumes: with few clients, three rounds again, and three of which the first is followed by a kill; pfl
-and RayFed have what resumes, the others save their values by hand, and get their batches as files, without which their shuffles would
-have to be saved, too. Apart: distance of the final values from those of plain PyTorch, as a share of the way of training; a program
-whose steps, examples, final values or loss differ is named. CIFAR-10's network is without dropout, whose masks no two programs
-would share; pfl scores the clients of its first round, which cannot be switched off.
+- **First round**: since the start of the command, with imports, Ray and data. **A round**: the median of
+  those after the second one. Shares of plain PyTorch are medians over rounds that follow each other.
+- **Processor**: of all processes, also those that ended. **Peak**: of all processes in the first two
+  rounds, pages that several share counted once. Memory of BlazeFL's pool, which ends with each round, may
+  be missed.
+- **Lines**: code of the program for all rows, besides networks and data, which are shared.
+- **Twice the same, resumes**: with few clients, three rounds again, and three with a kill after the
+  first. RayFed and pfl have what resumes. The others save their values by hand here, and get their
+  batches as files; in other programs the state of their shuffles would have to be saved, too.
+- **Apart**: distance of the final values from those of plain PyTorch, as a share of the way of training.
+  A program whose steps, examples, final values or loss differ is named.
+
+CIFAR-10's network has no dropout here, because no two programs share its masks. pfl scores the clients of
+its first round, which it cannot leave out. BlazeFL imports in its parent what each process of its pool
+would import again in every round (1.5 processor seconds).
 """

@@ -81,14 +81,26 @@ WORK = {
     each.name: each
     for each in (
         Work("cifar", "pfl's CIFAR-10: 50 of 1,000 clients, 50 images each", 1000, 50, 50, 1, 10, 0.1),
-        Work("lenet", "BlazeFL's small CNN: 20 clients, 500 images each, 5 epochs", 20, 20, 500, 5, 50, 0.1),
-        Work("vit", "LoRA on ViT-Ti/16, 64 clients with 8 images", 64, 64, 8, 1, 8, 0.05, 0.9, size=96, rank=4),
+        Work("lenet", "BlazeFL's small CNN: 20 clients, 200 images, 5 epochs", 20, 20, 200, 5, 50, 0.1),
         Work(
-            "text", "LoRA on MiniLM-L6, BANKING77, 16 clients with 32 texts",
-            *(16, 16, 32, 1, 8, 0.05, 0.9), classes=77, size=128, rank=8,
+            "vit",
+            "LoRA on ViT-Ti/16 at 96 pixels: 64 clients, 8 images each",
+            *(64, 64, 8, 1, 8, 0.05, 0.9),
+            size=96,
+            rank=4,
+            group=16,
+        ),
+        Work(
+            "text",
+            "LoRA on MiniLM-L6: 16 clients, 32 questions of BANKING77 each",
+            *(16, 16, 32, 1, 8, 0.05, 0.9),
+            classes=77,
+            size=128,
+            rank=8,
+            group=4,
         ),
     )
-}  # fmt: skip
+}
 
 
 def small(work: Work) -> Work:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rivals.gate import Gate
+from benchmarks.rivals.gate import Gate  # measurement
 from benchmarks.rivals.programs.arguments import parse
 from benchmarks.rivals.programs.local_training import train
 from benchmarks.rivals.workloads import Examples, Order, arrays, network, read, trained

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from blazefl.core import BaseServerHandler, IPCMode, ProcessPoolClientTrainer, SHMHandle
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.rivals.gate import Gate
+from benchmarks.rivals.gate import Gate  # measurement
 from benchmarks.rivals.programs.arguments import parse
 from benchmarks.rivals.programs.local_training import train
 from benchmarks.rivals.workloads import Examples, Order, arrays, network, read, trained

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.rivals.gate import Gate
+from benchmarks.rivals.gate import Gate  # measurement
 from benchmarks.rivals.programs.arguments import parse
 from benchmarks.rivals.programs.local_training import train
 from benchmarks.rivals.workloads import Examples, Order, network, read, trained

@@ -24,7 +24,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 
-from benchmarks.rivals.gate import Gate
+from benchmarks.rivals.gate import Gate  # measurement
 from benchmarks.rivals.programs.arguments import parse
 from benchmarks.rivals.workloads import Examples, Order, arrays, loss_of, network, read, trained
 

@@ -5,9 +5,7 @@ python -m benchmarks.rivals.programs.with_rayfed FOLDER ROUNDS [--state FOLDER]
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import rayfed
-from benchmarks.rivals.gate import Gate
+from benchmarks.rivals.common_names import common_names  # measurement
+from benchmarks.rivals.gate import Gate  # measurement
 from benchmarks.rivals.programs.arguments import parse
 from benchmarks.rivals.workloads import (
     FROZEN,
@@ -86,18 +85,6 @@ def experiment(folder: Path, rounds: int, cache: Path) -> rayfed.Experiment:
     return rayfed.Experiment(method="fedavg", rounds=rounds, **settings, **about)
 
 
-def common_names(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Values of RayFed by their names in the network of the other programs.
-
-    Args:
-        names: Those names.
-    """
-    own = {n: re.sub(r"\.default\.weight$", "", n).replace("bert.encoder.layer.", "blocks.") for n in names}
-    last = [name.rpartition(".")[0] for name in names][-1]
-    own |= {n: f"head.{n.rpartition('.')[2]}" for n in names if n.rpartition(".")[0] == last}
-    return {name: np.asarray(params[its]) for name, its in own.items()}
-
-
 def main() -> None:
     args = parse(__doc__)
     gate = Gate()  # measurement
@@ -112,7 +99,7 @@ def main() -> None:
         )  # measurement
         return
     for row in made.changed(output=str(state / "run")):
-        values = partial(lambda row: common_names(row.params, names), row)  # measurement
+        values = partial(common_names, row, names)  # measurement
         if not gate.done(row.local_steps, row.local_examples, values):  # measurement
             break  # measurement
 
