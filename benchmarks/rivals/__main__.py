@@ -30,6 +30,7 @@ from benchmarks.rivals.workloads import START, WORK, Work, load, small
 
 SHARED = ROOT.parent / "shared"
 PAGE = ROOT / "benchmarks" / "results" / "rivals.md"
+FIGURE = ROOT / "docs" / "images" / "rivals.svg"
 CHECKED_ROUNDS = 3
 RESULTS = "results.json"
 Starts = Callable[[Side, Path, int, Path | None], Program]
@@ -68,7 +69,7 @@ def main(given: Sequence[str] | None = None) -> None:
             print(f"the work differs: {wrong}", flush=True)
     if args.record:
         PAGE.write_text(table.page(results))
-        table.draw(results, PAGE.with_suffix(".svg"))
+        table.draw(results, FIGURE)
 
 
 def parsed(given: Sequence[str] | None) -> argparse.Namespace:

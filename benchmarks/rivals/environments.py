@@ -1,8 +1,8 @@
 """The environments of the programs, and the commands that run them.
 
-Each library is installed by pip into a virtual environment of its own, which also sees the packages of the
-environment that runs this command, such as torch; packages of the new environment come first. RayFed and
-plain PyTorch run in the environment of the command itself.
+pip installs each library into a separate virtual environment. This also sees the packages of the environment
+that runs the command, such as torch; those of the new one come first. RayFed and plain PyTorch run in the
+environment of the command itself.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def final_loss(folder: Path, values: Mapping[str, Any]) -> float:
 def differences(
     work: Work, rounds: Sequence[Round], far: float, loss: float, expected_loss: float
 ) -> list[str]:
-    """How a program's work differs from what was asked; empty: it does not.
+    """The differences of a program's work from what was asked; empty: there are none.
 
     Args:
         far: `distance` of its final values from those of plain PyTorch.

@@ -57,7 +57,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def readings(processes: Sequence[psutil.Process], name: str) -> Iterator[Any]:
-    """What a method of psutil gives for the processes that are still there."""
+    """Results of a method of psutil for the processes that are still there."""
     for process in processes:
         try:
             yield getattr(process, name)()

@@ -18,7 +18,7 @@ MEASUREMENT = "# measurement"
 """End of the lines of a program that only the comparison needs."""
 PLAIN, RAYFED = "plain", "rayfed"
 FACTORS = {"seconds": "wall-clock", "processor": "processor"}
-"""What is compared, and its name in the page."""
+"""Quantities that are compared, and their names in the page."""
 REASONS: dict[str, str] = {}
 """Why RayFed is not first in a row, by row."""
 
@@ -57,8 +57,8 @@ def steady(rounds: Sequence[Mapping[str, float]], what: str) -> float:
 def of_plain(row: Mapping[str, Any], side: str, what: str) -> float | None:
     """A side's `steady` value divided by that of plain PyTorch; None: one of them has no steady rounds.
 
-    It is the median of the ratios of rounds that ran one after the other, which a change of the load of the
-    machine alters less than the ratio of the medians.
+    It is the median of the ratios of rounds that ran one after the other: the load of the machine alters it
+    less than the ratio of the medians.
     """
     both = [row["sides"].get(name, {}).get("rounds", [])[2:] for name in (side, PLAIN)]
     ratios = [own[what] / other[what] for own, other in zip(*both, strict=False)]
@@ -130,7 +130,7 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         ABOUT,
         f"Versions: {facts['versions']}.\n",
-        "![processor and wall-clock seconds of a round, as shares of plain PyTorch](rivals.svg)\n",
+        "![processor and wall-clock seconds of a round, as shares of plain PyTorch](../../docs/images/rivals.svg)\n",
     ]
     for name, row in results["rows"].items():
         work = WORK[name]
@@ -182,7 +182,7 @@ def draw(results: Mapping[str, Any], target: Path) -> None:
 
 
 ABOUT = """\
-The same work by five programs ([the programs](../rivals/programs)): the same network, first values,
+The same work by five programs (`benchmarks/rivals/programs`): the same network, first values,
 clients of a round and batches, which RayFed draws and the others get as files; SGD; two processes or
 actors with one thread each; no scores. The rounds of all programs alternate, and each waits for its next
 one. Images are noise on a picture of each class; texts are the real ones. RayFed and plain PyTorch run in

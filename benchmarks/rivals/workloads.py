@@ -31,7 +31,7 @@ IMAGES, LABELS, TEXTS, MODEL = "images.npy", "labels.npy", "texts.csv", "model"
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained in a row.
+    """The training of a row.
 
     Attributes:
         name: Name of the row.
@@ -186,7 +186,7 @@ def trained(net: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def arrays(net: nn.Module) -> dict[str, Any]:
-    """Their values, as arrays of their own."""
+    """Copies of their values, as arrays."""
     return {name: p.detach().numpy().copy() for name, p in trained(net).items()}
 
 

@@ -25,14 +25,14 @@ HELD: dict[str, Any] = {}
 
 @dataclass
 class Down:
-    """What the server sends: all trained values in one vector."""
+    """The message of the server: all trained values in one vector."""
 
     values: torch.Tensor
 
 
 @dataclass
 class Up:
-    """What a client answers."""
+    """The answer of a client."""
 
     values: torch.Tensor | SHMHandle
     examples: int = 0

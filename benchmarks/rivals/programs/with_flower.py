@@ -27,7 +27,7 @@ client = ClientApp()
 
 @cache
 def held(folder: Path) -> Any:
-    """What an actor keeps."""
+    """Network and data, which an actor keeps."""
     torch.set_num_threads(1)
     return network(folder), read(folder), Examples(folder), Order(folder)
 
