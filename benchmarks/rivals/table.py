@@ -84,10 +84,10 @@ def sentence(name: str, row: Mapping[str, Any]) -> str:
             continue
         best, share = found
         first &= share < 1
-        parts.append(f"{share:.2f} of the {words} seconds of {best}, the best of the others")
+        parts.append(f"{share:.2f} of the {words} seconds of {best}")
     if not parts:
         return "RayFed or all others are missing."
-    text = f"RayFed takes {' and '.join(parts)}."
+    text = f"RayFed takes {' and '.join(parts)}, the best of the others."
     return text if first else " ".join([text, REASONS.get(name, "Why it is not first is not known yet.")])
 
 
@@ -130,7 +130,7 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         ABOUT,
         f"Versions: {facts['versions']}.\n",
-        "![processor and wall-clock seconds of a round, as shares of plain PyTorch](../../docs/images/rivals.svg)\n",
+        "![seconds of a round, as shares of plain PyTorch](../../docs/images/rivals.svg)\n",
     ]
     for name, row in results["rows"].items():
         work = WORK[name]

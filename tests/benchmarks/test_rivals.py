@@ -63,8 +63,8 @@ def test_a_row_says_whether_rayfed_is_first_and_by_how_much(monkeypatch):
     fast = row(plain=[1.0], rayfed=[0.6], pfl=[0.8])
     assert table.standing(fast, "seconds") == ("pfl", pytest.approx(0.75))
     assert table.sentence("vit", fast) == (
-        "RayFed takes 0.75 of the wall-clock seconds of pfl, the best of the others and 0.75 of the processor "
-        "seconds of pfl, the best of the others."
+        "RayFed takes 0.75 of the wall-clock seconds of pfl and 0.75 of the processor seconds of pfl, "
+        "the best of the others."
     )
     slow = row(plain=[1.0], rayfed=[1.1])
     assert table.sentence("vit", slow).endswith("Why it is not first is not known yet.")
