@@ -182,27 +182,30 @@ def draw(results: Mapping[str, Any], target: Path) -> None:
 
 
 ABOUT = """\
-The same work by five programs (`benchmarks/rivals/programs`): the same network, first values,
-clients of a round and batches, which RayFed draws and the others get as files; SGD; two processes or
-actors with one thread each; no scores. The rounds of all programs alternate, and each waits for its next
-one. Images are noise on a picture of each class; texts are the real ones. RayFed and plain PyTorch run in
-the environment of the command. Each other library is installed by pip into an environment that also sees
-the installed torch. BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is installed
-with `--ignore-requires-python`.
+The same work by five programs (`benchmarks/rivals/programs`): the same network, first values, clients of
+a round and batches, which RayFed draws and the others get as files; SGD; two processes or actors with one
+thread each; no scores. The rounds of all programs alternate, and each waits for its next one. Images are
+noise on a picture of each class; texts are the real ones. RayFed and plain PyTorch run in the environment
+of the command. pip installs each other library into an environment that also sees the installed torch.
+BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is installed with
+`--ignore-requires-python`.
+
+Each program is written as its documentation advises, and keeps network and data where it can: RayFed with
+`train.group=16` for ViT and 4 for texts, Flower with a network in each actor, pfl under `torchrun`,
+BlazeFL with shared memory. LoRA's frozen network is sent by none. Texts are padded to the longest of a
+batch, but by RayFed, which computes no pads. CIFAR-10's network has no dropout, because no two programs
+share its masks. pfl scores the clients of its first round, which it cannot leave out. BlazeFL makes its
+pool anew in each round; it imports in its parent what each process would import again (1.5 processor
+seconds).
 
 - **First round**: since the start of the command, with imports, Ray and data. **A round**: the median of
   those after the second one. Shares of plain PyTorch are medians over rounds that follow each other.
 - **Processor**: of all processes, also those that ended. **Peak**: of all processes in the first two
-  rounds, pages that several share counted once. Memory of BlazeFL's pool, which ends with each round, may
-  be missed.
+  rounds, pages that several share counted once.
 - **Lines**: code of the program for all rows, besides networks and data, which are shared.
 - **Twice the same, resumes**: with few clients, three rounds again, and three with a kill after the
   first. RayFed and pfl have what resumes. The others save their values by hand here, and get their
   batches as files; in other programs the state of their shuffles would have to be saved, too.
 - **Apart**: distance of the final values from those of plain PyTorch, as a share of the way of training.
   A program whose steps, examples, final values or loss differ is named.
-
-CIFAR-10's network has no dropout here, because no two programs share its masks. pfl scores the clients of
-its first round, which it cannot leave out. BlazeFL imports in its parent what each process of its pool
-would import again in every round (1.5 processor seconds).
 """

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from benchmarks.rivals.workloads import (
     small,
     write,
 )
+from tests.conftest import ROOT
 
 
 def row(**seconds):
@@ -269,6 +271,18 @@ def test_batches_are_the_handed_orders_and_texts_are_padded(inputs):
     padded = pad([[5, 6, 7], [8]])
     assert padded["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert padded["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_the_readme_quotes_the_page():
+    readme = (ROOT / "README.md").read_text()
+    line = readme[: readme.index("(benchmarks/results/rivals.md)")].rpartition("LoRA on ViT-Ti/16 takes")[2]
+    by_name = dict(re.findall(r"(plain|pfl|BlazeFL|Flower)? ?(?:takes )?(\d\.\d\d)", line))
+    by_name["rayfed"] = by_name.pop("")
+    rows = (ROOT / "benchmarks" / "results" / "rivals.md").read_text().partition("## LoRA on ViT-Ti/16")[2]
+    cells = [row.strip("| ").split(" | ") for row in rows.partition("## ")[0].splitlines() if "|" in row]
+    assert {row[0]: row[5] for row in cells[2:] if row[0] != "plain"} == {
+        name.lower(): share for name, share in by_name.items()
+    }
 
 
 @pytest.mark.slow

@@ -81,7 +81,11 @@ def experiment(folder: Path, rounds: int, cache: Path) -> rayfed.Experiment:
     }
     if work.cohort < work.clients:
         about |= {"sampling": partial(drawn, folder), "clients_per_round": work.cohort}
-    settings = {"data.cache": str(cache), "evaluation": {"every": 0}, "cluster": {"actors": 2}}
+    settings = {
+        "data.cache": str(cache),
+        "evaluation": {"every": 0},
+        "cluster": {"actors": 2, "dashboard": False},
+    }
     return rayfed.Experiment(method="fedavg", rounds=rounds, **settings, **about)
 
 
