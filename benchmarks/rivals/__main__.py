@@ -60,6 +60,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 row["sides"][side].update(found)
         results["rows"] = {k: v for k, v in {**results["rows"], name: row}.items() if k in WORK}
         results["facts"] = facts(pythons)
+        row |= {"command": command_of(args), "commit": results["facts"]["commit"]}
         kept.write_text(json.dumps(results, indent=1))
         print(f"\n{WORK[name].title} ({time.perf_counter() - began:.0f} s)\n{table.table(row)}", flush=True)
         print(table.sentence(name, row), flush=True)
@@ -189,8 +190,18 @@ def resumed(side: Side, folder: Path, state: Path, start: Starts, work: Work) ->
     return last
 
 
+def command_of(args: argparse.Namespace) -> str:
+    """The command with the options that change what is measured."""
+    words = ["python -m benchmarks.rivals"]
+    usual = parsed([])
+    for name in ("rows", "rivals", "steady", "checks"):
+        if (value := getattr(args, name)) != getattr(usual, name):
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return f"`{' '.join([*words, *(['--small'] if args.small else [])])}`"
+
+
 def facts(pythons: Mapping[str, Path]) -> dict[str, str]:
-    """Command, commit, processor, date and versions."""
+    """Commit, processor, date and versions."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
@@ -201,7 +212,6 @@ def facts(pythons: Mapping[str, Path]) -> dict[str, str]:
         for package, number in environments.versions(SIDES[name], python).items():
             found.setdefault(f"{package} ({name})" if package == "ray" else package, number)
     return {
-        "command": "`python -m benchmarks.rivals --record`",
         "commit": commit.stdout.strip() or "none",
         "processor": f"{processor}, {os.cpu_count()} cores",
         "date": datetime.now(UTC).date().isoformat(),

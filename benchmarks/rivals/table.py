@@ -122,11 +122,12 @@ def cells(row: Mapping[str, Any], side: str, found: Mapping[str, Any]) -> list[s
 
 def page(results: Mapping[str, Any]) -> str:
     """The whole page, as Markdown."""
-    facts = results["facts"]
+    facts, commands = results["facts"], {row["command"] for row in results["rows"].values()}
+    facts = {**facts, "command": commands.pop() if len(commands) == 1 else "in each part"}
     parts = [
         "# Rivals, side by side\n",
         *(f"- {key}: {facts[key.lower()]}" for key in ("Command", "Commit", "Processor", "Date")),
-        f"- Speed: How fast is a round, beside other simulators? | {summary(results)}",
+        f"- Speed: How fast is a round, compared with other simulators? | {summary(results)}",
         "",
         ABOUT,
         f"Versions: {facts['versions']}.\n",
@@ -138,7 +139,11 @@ def page(results: Mapping[str, Any]) -> str:
         parts += [
             f"{row['steps']:,} steps with {row['examples']:,} examples a round. {sentence(name, row)}\n"
         ]
-        parts += [table(row), "", f"Load of the machine: {row['load']}.\n"]
+        parts += [
+            table(row),
+            "",
+            f"{row['command']}, commit {row['commit']}; load of the machine: {row['load']}.\n",
+        ]
         for side, found in row["sides"].items():
             if found.get("problems"):
                 parts += [f"**The work of {side} differs**: {'; '.join(found['problems'])}.\n"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.rivals import environments, table
-from benchmarks.rivals.__main__ import compare, main
+from benchmarks.rivals.__main__ import command_of, compare, main, parsed
 from benchmarks.rivals.common_names import common_names, peft_names
 from benchmarks.rivals.environments import SIDES
 from benchmarks.rivals.equal_work import FAR, differences, digest, distance, final_loss
@@ -45,10 +45,11 @@ def row(**seconds):
     for side, each in seconds.items():
         rounds = [asdict(Round(s, 2 * s, 1, 1)) for s in (9.0, 8.0, *each)]
         sides[side] = {"rounds": rounds, "peak": 3 << 20, "lines": 7, "apart": 0.0}
-    return {"steps": 1, "examples": 1, "load": "0.1 to 0.2", "sides": sides}
+    facts = {"steps": 1, "examples": 1, "load": "0.1 to 0.2", "command": "`x`", "commit": "0123abc"}
+    return {**facts, "sides": sides}
 
 
-FACTS = {"command": "`x`", "commit": "0123abc", "processor": "y", "date": "2026-11-28", "versions": "z"}
+FACTS = {"commit": "0123abc", "processor": "y", "date": "2026-11-28", "versions": "z"}
 
 
 def test_shares_are_medians_over_rounds_that_follow_each_other():
@@ -86,6 +87,10 @@ def test_the_page_has_each_row_and_names_what_differs_or_failed(tmp_path):
     assert "| plain | 9.0 | 1.00 | 1.00 | 2.00 | 1.00 | 3 | 7 | not tried | not tried | 0e+00 |" in text
     assert "| flower | failed: no room |" in text
     assert "**The work of pfl differs**: [3] steps in a round, not 4." in text
+    assert "- Command: `x`" in text
+    results["rows"]["vit"]["command"] = "`y`"
+    assert "- Command: in each part" in table.page(results)
+    assert "`y`, commit 0123abc; load of the machine: 0.1 to 0.2." in table.page(results)
     assert table.summary(results) == (
         "processor seconds of RayFed: 0.50 to 0.70 of plain PyTorch, 0.25 to 0.70 of pfl"
     )
@@ -94,6 +99,12 @@ def test_the_page_has_each_row_and_names_what_differs_or_failed(tmp_path):
     first = (tmp_path / "figure.svg").read_bytes()
     table.draw(results, tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_bytes() == first
+
+
+def test_a_command_has_the_options_that_change_what_is_measured():
+    assert command_of(parsed([])) == "`python -m benchmarks.rivals`"
+    some = parsed(["--rows", "vit", "--steady", "2", "--checks", "--folder", "x", "--record"])
+    assert command_of(some) == "`python -m benchmarks.rivals --rows vit --steady 2 --checks`"
 
 
 def test_lines_of_code_are_counted():
