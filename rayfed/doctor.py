@@ -136,7 +136,7 @@ def _node(node: Mapping[str, float]) -> str:
 
 
 def _facts(node: NodeFacts) -> str:
-    """What was found on a node of a cluster that is joined."""
+    """The facts of a node of a cluster that is joined, as a line."""
     if node.problem:
         return f"{node.name}: {node.problem}"
     kept = "the data is there" if node.data is not None else "a run will copy the data there"

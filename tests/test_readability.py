@@ -10,14 +10,15 @@ LIMITS = {
     "docstrings that begin as a question": 0,
     "words of README.md": 900,
     "handwritten pages": 14,
-    "words of handwritten pages": 21420,
+    "words of handwritten pages": 21910,
 }
 """The most that each count may be; they are lowered whenever a page becomes shorter.
 
 The last one was raised by 400 for studies, until the older ways to many runs, which have own sections, are
 studies too, by 220 for rules that draw clients, by 60 for how tensors lie in memory, by 50 for executors, by
 180 for texts without pads, by 60 for what a stranger missed about studies and rules, by 80 for rings that no
-import crosses, by 350 for how to read verdicts and intervals, which stand in the tables of the results, too,
+import crosses, by 490 for nodes that are checked, trackers, configs of PEFT and tuned comparisons,
+by 350 for how to read verdicts and intervals, which stand in the tables of the results, too,
 by 150 for clients with different blocks and whole networks that share passes, by 90 for how a run ends, its
 best round and the model of each round, by 75 for calls that are executed again, and by 55 for the methods
 that noise refuses, and for equal work.

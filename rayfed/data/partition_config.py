@@ -33,9 +33,9 @@ class PartitionConfig:
     Attributes:
         scheme: `by_domain` distributes at random in nearly equal parts; `dirichlet` skews labels within a
             domain; `pathological` gives each client a few classes, `shards` a few parts of the samples sorted
-            by class; `quantity` skews the numbers of samples; `inner_dirichlet` draws class shares for each
-            client, whose sizes are nearly equal; under `linear`, `square` and `exponential` the sizes of the
-            clients of a domain grow with their number k as k, k squared and e^k; `natural` gives each client
+            by class; `quantity` skews the numbers of samples. `inner_dirichlet` draws class shares for each
+            client, whose sizes are nearly equal. Under `linear`, `square` and `exponential` the sizes of the
+            clients of a domain grow with their number k as k, k squared and e^k. `natural` gives each client
             of the data set (a column of the data) its own samples; `imbalanced` gives domains very different
             numbers of clients and clients very different numbers of samples, and separates the test samples
             of a domain before it is distributed.

@@ -55,7 +55,7 @@ NO_MODULE = "missing"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What a node has.
+    """The facts of a node by which it can run clients, or cannot.
 
     Attributes:
         node: Id of the node in Ray.
@@ -91,12 +91,12 @@ class NodeFacts:
 
     @property
     def name(self) -> str:
-        """How a message names the node."""
+        """The name of the node in messages."""
         return f"node {self.host} ({self.address})"
 
     @property
     def row(self) -> dict[str, str]:
-        """What environment.json keeps of the node."""
+        """The facts of the node in environment.json."""
         where = {"host": self.host, "address": self.address, "processor": self.processor, "gpu": self.gpu}
         return {**where, **self.versions}
 

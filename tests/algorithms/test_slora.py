@@ -99,9 +99,7 @@ def test_the_first_stage_is_a_share_of_the_rounds(share, rounds, first, monkeypa
     assert stages == [1] * first + [2] * (rounds - first)
 
 
-def test_a_run_without_rounds_for_the_adapters_is_refused():
-    with pytest.raises(ConfigError, match="rounds: 1 leaves no round for the adapters"):
-        TwoStages().round(TwoStages().start({}), SimpleNamespace(rounds=1), Staged())
+def test_a_larger_share_than_half_is_refused():
     with pytest.raises(ConfigError, match=r"server.sparse_share"):
         small_setup("algorithm=slora", "server.sparse_share=0.6")
 

@@ -356,7 +356,7 @@ def growing_shares(growth: Literal["linear", "square", "exponential"], num_parts
 def deal_by_inner_dirichlet(
     labels: NDArray[np.int64], num_parts: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Distribute positions to parts of nearly equal size, each with class shares of its own.
+    """Distribute positions to parts of nearly equal size, each with other class shares.
 
     As Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, partition their images:
     each part draws class shares from a Dirichlet distribution, then parts in random order draw one sample
