@@ -64,10 +64,11 @@ def main(given: Sequence[str] | None = None) -> None:
         kept.write_text(json.dumps(results, indent=1))
         print(f"\n{WORK[name].title} ({time.perf_counter() - began:.0f} s)\n{table.table(row)}", flush=True)
         print(table.sentence(name, row), flush=True)
-        if wrong := {
-            side: found["problems"] for side, found in row["sides"].items() if found.get("problems")
-        }:
-            print(f"the work differs: {wrong}", flush=True)
+        for side, found in row["sides"].items():
+            if "note" in found:
+                print(f"{side} was not repeated and resumed: {found['note']}", flush=True)
+            if found.get("problems"):
+                print(f"the work of {side} differs: {'; '.join(found['problems'])}", flush=True)
     if args.record:
         PAGE.write_text(table.page(results))
         table.draw(results, FIGURE)

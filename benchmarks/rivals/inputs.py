@@ -7,6 +7,7 @@ begins. The other programs get both as files, so that all train the same batches
 from __future__ import annotations
 
 import csv
+import json
 import random
 import shutil
 import tempfile
@@ -58,6 +59,7 @@ def write_inputs(folder: Path, work: Work, texts: Path, model: Path) -> None:
     if work.is_text:
         write_texts(folder, work, texts)
         shutil.copytree(model, folder / MODEL)
+        without_dropout(folder / MODEL / "config.json")
     else:
         write_images(folder, work, rng)
     with cpu_seeded(SEED):
@@ -92,6 +94,13 @@ def orders(work: Work, cohorts: Any, clients: list[str], seed: int) -> Any:
                 for epoch in range(work.epochs):
                     drawn[round, place, epoch] = torch.randperm(work.examples, generator=stream).numpy()
     return drawn
+
+
+def without_dropout(config: Path) -> None:
+    """Set all dropouts of a BERT to 0, because no two programs share its masks. Args: config: its file."""
+    settings = json.loads(config.read_text())
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    config.write_text(json.dumps(settings | dict.fromkeys(names, 0.0)))
 
 
 def write_images(folder: Path, work: Work, rng: np.random.Generator) -> None:

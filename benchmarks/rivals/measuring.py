@@ -18,6 +18,8 @@ import psutil
 
 from benchmarks.rivals.gate import ADDRESS
 
+MIDST = 0.04
+"""Processor seconds after which a program is in the middle of its next round."""
 SAMPLING = 0.5
 """Seconds between two readings of the memory, which are made in the first two rounds only."""
 
@@ -109,13 +111,16 @@ class Program:
 
     def close(self, at_once: bool = False) -> None:
         """Let it end, or end it and all its processes. Args: at_once: kill it in the middle of a round."""
+        used = self._processor()
         with suppress(ProgramError):
             self._tell("go")
         if not at_once:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(60)
         else:
-            time.sleep(0.2)
+            latest = time.monotonic() + 5
+            while self._processor() - used < MIDST and time.monotonic() < latest:
+                time.sleep(0.005)
         for process in reversed(tree(self._process.pid)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()

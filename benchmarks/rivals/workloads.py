@@ -166,7 +166,9 @@ def network(folder: Path) -> nn.Module:
         if work.is_text:
             from transformers import AutoModelForSequenceClassification
 
-            net = AutoModelForSequenceClassification.from_pretrained(folder / MODEL, num_labels=work.classes)
+            # float32: the file of MiniLM-L6 has half precision, which transformers would keep
+            settings = {"num_labels": work.classes, "dtype": torch.float32}
+            net = AutoModelForSequenceClassification.from_pretrained(folder / MODEL, **settings)
         else:
             from safetensors.torch import load_file
 
