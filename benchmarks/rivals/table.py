@@ -198,10 +198,10 @@ BlazeFL asks for Python 3.12; the code of 2.0.3 runs on 3.11, so that it is inst
 Each program is written as its documentation advises, and keeps network and data where it can: RayFed with
 `train.group=16` for ViT and 4 for texts, Flower with a network in each actor, pfl under `torchrun`,
 BlazeFL with shared memory. LoRA's frozen network is sent by none. Texts are padded to the longest of a
-batch, but by RayFed, which computes no pads. CIFAR-10's network and MiniLM have no dropout, because no two programs
-share its masks. pfl scores the clients of its first round, which it cannot leave out. BlazeFL makes its
-pool anew in each round; it imports in its parent what each process would import again (1.5 processor
-seconds).
+batch, but by RayFed, which computes no pads. CIFAR-10's network and MiniLM have no dropout, because no
+two programs share its masks. pfl scores the clients of its first round, which it cannot leave out.
+BlazeFL makes its pool anew in each round; it imports in its parent what each process would import again
+(1.5 processor seconds).
 
 - **First round**: since the start of the command, with imports, Ray and data. **A round**: the median of
   those after the second one. Shares of plain PyTorch are medians over rounds that follow each other.
