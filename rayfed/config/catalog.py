@@ -1,4 +1,4 @@
-"""Lists all algorithms, tuning schemes, models, data sets, experiments and sweeps, one line each.
+"""Lists all algorithms, tuning schemes, models, data sets, rules and others, one line each.
 
 Descriptions are the first lines of the files: of the docstring of a Python file, of the comment at the top of
 a YAML file. Nothing is imported for them, so that listing is fast.
@@ -17,6 +17,7 @@ from typing import Any
 from rayfed.config import papers
 from rayfed.config.compose import BRINGS, NAMED, choices, config_groups, folder
 from rayfed.errors import ConfigError, unknown
+from rayfed.registry import EXECUTOR_FILES, SAMPLING_FILES, TRACKER_FILES
 from rayfed.terminal.arguments import parser_of
 from rayfed.terminal.console import say
 from rayfed.terminal.exit_code import run_guarded
@@ -27,9 +28,10 @@ USAGE = """\
 rayfed list [SECTION] [--json] [--debug]
 
 Lists every algorithm, tuning scheme, model, data set, experiment and sweep,
-and in brackets what each one brings: data=shakespeare brings model=char_lstm.
-SECTION is algorithms, tunings, models, data, experiments or sweeps; without it
-all are listed. For example
+and in brackets what each one brings: data=shakespeare brings model=char_lstm;
+then the rules that draw the clients of a round, executors and trackers.
+SECTION is algorithms, tunings, models, data, experiments, sweeps, rules,
+executors or trackers; without it all are listed. For example
   rayfed list tunings
   rayfed list --json
 """
@@ -41,8 +43,18 @@ SECTIONS = {
     "data": "data",
     "experiments": "experiment",
     "sweeps": "sweep",
+    "rules": "sampling",
+    "executors": "cluster.executor",
+    "trackers": "trackers",
 }
-"""Titles of the list, and the config group that each one is about."""
+"""Titles of the list, and the config group or key that each one is about."""
+
+VALUES = {
+    "sampling": SAMPLING_FILES,
+    "cluster.executor": EXECUTOR_FILES,
+    "trackers": TRACKER_FILES,
+}
+"""Files of the values of keys that are no groups."""
 
 OTHER_TITLES = {"methods": "algorithms"} | {group: title for title, group in SECTIONS.items()}
 """Other words for a title: that of the documentation, and the config groups."""
@@ -72,7 +84,10 @@ class Choice:
 
 
 def choices_of(group: str) -> list[Choice]:
-    """Every choice of a config group, sorted by name."""
+    """Every choice of a config group, or every value of a key, sorted by name."""
+    if group in VALUES:
+        files = VALUES[group]
+        return [Choice(name=name, description=files.description(name)) for name in files.names()]
     return [_choice(group, name) for name in choices(group)]
 
 
