@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import signal
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,14 +17,14 @@ import torch
 from torch import nn
 
 from rayfed.config.schema import compatible_parts, load_config
-from rayfed.doctor import main
+from rayfed.doctor import _facts, main
 from rayfed.engine import measure_client
 from rayfed.engine.client_places import check_resources
 from rayfed.engine.measure_client import Measurement, costs, measure
 from rayfed.errors import ConfigError, ResourceError
 from rayfed.executors.cluster import ActorPlan
 from rayfed.experiment.diagnosis import _lanes, _nodes, _saved
-from rayfed.experiment.plan import prepared
+from rayfed.experiment.plan import first_run, prepared
 from rayfed.federation.train_config import TrainConfig
 from rayfed.models.build import build_backbone
 from rayfed.tuning.base import apply_tuning
@@ -230,10 +231,20 @@ def test_a_process_that_is_killed_is_a_reason_not_a_hang(monkeypatch):
         measure(None, None)
 
 
-def test_a_running_cluster_is_asked(ray_cluster):
-    where, nodes = _nodes(load_config(SMALL))
+def test_a_running_cluster_is_asked(ray_cluster, cache):
+    config = load_config([*SMALL, f"data.cache={cache}"])
+    where, nodes, checked, problems = _nodes(config, prepared(first_run(config)))
     assert where.startswith("joined")
     assert [node["CPU"] for node in nodes] == [4]
+    (facts,) = checked
+    assert problems == []
+    assert facts.problem == ""
+    assert facts.data > 0
+    assert abs(facts.clock) < 60
+    assert facts.bytes_per_second > 0
+    assert f"{facts.name}: {facts.processor}; Python {sys.version.split()[0]}; the data is there" in _facts(
+        facts
+    )
 
 
 def test_examples_of_a_visit():

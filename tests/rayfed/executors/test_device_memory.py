@@ -19,7 +19,7 @@ from rayfed.devices import ALLOCATION, limit_memory
 from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, DeviceError, DeviceMemoryError, ResourceError
 from rayfed.executors import client_actor
-from rayfed.executors.actor_pool import Exchange
+from rayfed.executors.actor_pool import Exchange, SentTensors
 from rayfed.executors.actor_state import ActorHandle, Pace
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.inline import InlineExecutor
@@ -435,7 +435,9 @@ def test_patience_is_longer_where_actors_have_a_gpu(monkeypatch):
     lanes = [
         ActorHandle("a", {"num_gpus": share}, starting=object(), since=time.monotonic()) for share in (0, 0.5)
     ]
-    exchange = Exchange([], SimpleNamespace(policy=Policy(), lanes=lanes, pace=Pace(), home={}))
+    exchange = Exchange(
+        [], SimpleNamespace(policy=Policy(), lanes=lanes, pace=Pace(), home={}, sent=SentTensors())
+    )
     exchange._progress = SimpleNamespace(since=lambda *_: 300.0)
     monkeypatch.setattr("ray.wait", lambda waiting, **_: ([], waiting))
     assert [exchange._is_stuck(lane) for lane in lanes] == [True, False]
