@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?=
 ROUNDINGS ?=
+PART ?=
 DEVICE ?= cuda
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
@@ -20,8 +21,8 @@ run: $(VENV)/.installed  ## the default experiment; RUN="algorithm=fedprox round
 test: $(VENV)/.tested  ## all tests that are not slow, in three processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
-test-steady: $(VENV)/.tested  ## slow tests of CI: every method in every way, every cell of the papers, placement, recovery, two nodes, docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and steady"
+test-steady: $(VENV)/.tested  ## slow tests of CI: methods in every way, cells of the papers, placement, recovery, two nodes; PART=2/3 runs a third
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and steady" $(if $(PART),--part $(PART))
 
 test-roundings: $(VENV)/.tested  ## numeric tests under roundings of other processors; ROUNDINGS="oldest 2-threads" runs two
 	$(BIN)/python -m tests.roundings $(ROUNDINGS)

@@ -24,6 +24,7 @@ from rayfed.terminal.exit_code import STOP
 from rayfed.testing import SGD, plain_steps
 from tests.fuzz import outcomes
 from tests.gallery import Gallery, session_folder
+from tests.part import left_out, part_of
 
 
 def _end_quietly() -> None:
@@ -125,14 +126,28 @@ def ending(stats: dict[str, list[Any]]) -> list[str]:
     return lines
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `--part 2/3` run a third of the steady cases of each test that has many."""
+    parser.addoption("--part", default="1/1", help="the part of many steady cases that is run, such as 2/3")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the Ray tests, and say which tests `--dist loadgroup` gives to one process.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the Ray tests, leave out other parts, and say which tests `--dist loadgroup` gives to one process.
 
     Tests on the shared cluster go to one process, so that it is started once. The tests of a file with
     fixtures of its own (scope="module") stay together, so that those are made once. All other tests, also
     those that start a cluster in their own process, go to whichever process is free.
     """
+    steady = [
+        (item.nodeid.partition("[")[0], item)
+        for item in items
+        if item.get_closest_marker("steady") is not None
+    ]
+    others = left_out(steady, *part_of(config.getoption("part")))
+    config.hook.pytest_deselected(items=others)
+    unwanted = set(map(id, others))
+    items[:] = [item for item in items if id(item) not in unwanted]
     for item in items:
         names = getattr(item, "fixturenames", ())
         if item.path.relative_to(ROOT / "tests").as_posix() in NUMERIC:
