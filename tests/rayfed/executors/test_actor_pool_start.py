@@ -1,4 +1,4 @@
-"""An actor that cannot start for a lasting reason is not tried again; wrong input ends a run before it begins."""
+"""An actor that cannot start for a lasting reason is not tried again; wrong input ends the run first."""
 
 import pytest
 import ray
