@@ -118,7 +118,7 @@ def work_of_rounds(setup: Setup) -> tuple[Work, Work]:
     times as many batches as their numbers of examples say. Nothing is written.
 
     Not known are how often a client answers that is faster than others, injected faults, and messages that
-    grow with the number of clients.
+    grow with the number of clients or change in the middle of a run, as those of SLoRA's second stage.
 
     Raises:
         RayFedError: A client failed.

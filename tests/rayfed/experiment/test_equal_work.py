@@ -29,8 +29,8 @@ UNITS = ("steps", "examples", "flops", "bytes")
 UNEQUAL = ("data.partition.scheme=imbalanced", "data.partition.factor=3", "train.batch_size=4")
 FASTER = {"fedbuff": ("flops", "bytes")}
 """What is less than expected where clients that hold less of the model answer more often than others."""
-BY_EXCHANGE = ("faa", "fedmix", "fft_gp")
-"""Methods whose messages grow with the number of clients."""
+BY_EXCHANGE = ("faa", "fedmix", "fft_gp", "slora")
+"""Methods whose messages grow with the number of clients, or change in the middle of a run."""
 
 BY_ANSWERS = ("fedgc", "fedgcr", "lora_a2")
 """Methods whose messages follow from answers: from the number of groups, or from which ranks are sent."""
