@@ -328,16 +328,25 @@ def session_folder() -> str:
 
     Ray lets everybody write into its folders, so that others could change the code of a job there. It is
     below RAY_TMPDIR or TMPDIR, unless their names are too long for sockets.
+
+    Raises:
+        ClusterError: No folder can be made there.
     """
     chosen = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or SHORT_FOLDER
     base = SHORT_FOLDER if len(os.fsencode(chosen)) > LONGEST_FOLDER else chosen
     private = Path(base, f"rayfed-{os.getuid()}")
-    with suppress(FileExistsError):
-        private.mkdir(mode=0o700, parents=True)
-    found = private.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():  # somebody else took the name
-        private = Path(tempfile.mkdtemp(prefix="rayfed-", dir=base))
-    private.chmod(0o700)
+    try:
+        with suppress(FileExistsError):
+            private.mkdir(mode=0o700, parents=True)
+        found = private.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():  # somebody else took the name
+            private = Path(tempfile.mkdtemp(prefix="rayfed-", dir=base))
+        private.chmod(0o700)
+    except OSError as err:
+        raise ClusterError(
+            f"Ray could not be started here: cannot make a folder in {base!r} ({err.strerror}); set "
+            f"RAY_TMPDIR to a folder that you can write to"
+        ) from err
     return str(private / "r")
 
 

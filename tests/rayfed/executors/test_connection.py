@@ -161,6 +161,13 @@ def test_nobody_else_can_enter_the_folder_of_a_ray_that_is_started_here(short, m
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
+def test_a_temporary_folder_in_which_nothing_can_be_made_is_named(short, monkeypatch):
+    (short / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(short / "file"))
+    with pytest.raises(ClusterError, match=r"cannot make a folder in .*file.*; set RAY_TMPDIR"):
+        _start(1, 0, False, Health())
+
+
 @pytest.mark.parametrize("taken", ["a link", "a file", "another user's folder"])
 def test_a_name_that_is_taken_is_not_used(taken, short, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(short))
