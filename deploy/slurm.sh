@@ -67,7 +67,7 @@ again=()
 for word in "$@"; do
     if [[ $word == output=* ]]; then again=(--or-resume); fi
 done
-python -m rayfed.run "${again[@]}" "cluster.address=$address:$port" "$@" &
+python -m rayfed.run ${again[@]+"${again[@]}"} "cluster.address=$address:$port" "$@" &
 run=$!
 requeue=
 trap 'kill -TERM "$run" 2>/dev/null || true' TERM

@@ -256,7 +256,7 @@ class Session:
         with self._ended_by_errors(link.health):
             if nodes := self._checked_nodes(setup, design.cluster):
                 add_nodes(keeping.path, [node.row for node in nodes])
-            reused = self._place(setup, name, notify, link)
+            reused = self._place(setup, name, notify, link, nodes)
             with self._stopped_early(link.health):
                 began = time.perf_counter()
                 shared = [ray.put(setup.context), self._reference(setup)]
@@ -345,17 +345,21 @@ class Session:
             own = facts_here(ray.get_runtime_context().get_node_id(), data, modules)
             nodes = look_at_nodes(data, modules, cluster.connect_timeout)
             check_nodes(nodes, own)
-            copy_to_nodes(data, nodes)
+            if without := [node.host for node in nodes if node.data != data.stat().st_size]:
+                stage(f"copying the data to {', '.join(without)}")
+                copy_to_nodes(data, nodes)
             self._nodes[key] = nodes
         return self._nodes[key]
 
-    def _place(self, setup: Setup, name: str, notify: Notify, link: Connection) -> bool:
+    def _place(
+        self, setup: Setup, name: str, notify: Notify, link: Connection, nodes: Sequence[NodeFacts]
+    ) -> bool:
         """Reserve resources and start a driver on them; returns whether those of an earlier run fit."""
         from rayfed.executors.cluster import reserve
 
         design = setup.design
         plan = self._gpus.plan(setup, design.cluster, lambda: self._reference(setup), link.health)
-        check_kinds(self._checked_nodes(setup, design.cluster), plan, design.cluster)
+        check_kinds(nodes, plan, design.cluster)
         per_client = design.cluster.actors == "per_client"
         lanes = tuple(setup.experiment.clients) if per_client else tuple(_numbers(plan.actors))
         if self._driver is not None and self._fits == (plan, lanes):

@@ -24,7 +24,6 @@ import ray
 from ray import cloudpickle, exceptions
 from ray.exceptions import ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from torch import Tensor
 
 from rayfed.errors import (
     ClientError,
@@ -35,11 +34,12 @@ from rayfed.errors import (
     ResourceError,
     StoppedError,
     one_line,
+    printable,
 )
 from rayfed.executors.actor_state import ActorHandle, Job, Pace, StartProgress, WireCall
 from rayfed.executors.client_actor import ClientActor
 from rayfed.executors.cluster import has_lost_its_node, reserve_again
-from rayfed.executors.wire import decode, decode_updates, encode, pack
+from rayfed.executors.wire import decode, decode_updates, encode, has_same_content, pack
 from rayfed.federation.client import Client
 from rayfed.federation.executor import (
     Call,
@@ -64,20 +64,21 @@ class SentTensors:
     """
 
     def __init__(self) -> None:
-        self._now: dict[Any, tuple[list[Tensor], Any]] = {}
-        self._before: dict[Any, tuple[list[Tensor], Any]] = {}
+        self._now: dict[Any, Any] = {}
+        self._before: dict[Any, Any] = {}
 
     def begin(self) -> None:
         """Begin an exchange; what neither this nor the last one sends is freed."""
         self._before, self._now = self._now, {}
 
     def reference(self, params: Params) -> Any:
-        """The reference of these tensors, packed; the one of before if none of them has changed since."""
-        # The tensors are kept, so that no other one gets their `id`. PyTorch counts changes in place.
-        key = tuple((name, id(value), value._version) for name, value in params.items())
-        known = self._now.get(key) or self._before.get(key)
-        self._now[key] = known or (list(params.values()), ray.put(pack(params)))
-        return self._now[key][1]
+        """The reference of these tensors, packed: that of before, if their bytes are still the same."""
+        key = tuple((name, id(value)) for name, value in params.items())
+        if key not in self._now:  # an exchange changes none of its tensors, and keeps them
+            packed, known = pack(params), self._before.get(key)
+            is_same = known is not None and has_same_content(ray.get(known), packed)
+            self._now[key] = known if is_same else ray.put(packed)
+        return self._now[key]
 
 
 class Outbox:
@@ -210,7 +211,7 @@ def _why_lost(err: Exception) -> str:
     """The reason of a lost actor in one line; of its constructor's traceback, the last one."""
     lines = [line for line in str(err).splitlines() if line.strip()]
     failed = isinstance(err, exceptions.RayActorError) and err.actor_init_failed
-    return one_line(ClusterError(lines[-1])) if failed else f"{type(err).__name__}: {lines[0]}"
+    return printable(lines[-1]) if failed else f"{type(err).__name__}: {lines[0]}"
 
 
 class Exchange:

@@ -26,8 +26,8 @@ def without_room(path: Path, nodes: Sequence[NodeFacts]) -> list[str]:
     ]
 
 
-def copy_to_nodes(path: Path, nodes: Sequence[NodeFacts]) -> list[str]:
-    """Copy a prepared file to all nodes that have none of its size at its place; returns their names.
+def copy_to_nodes(path: Path, nodes: Sequence[NodeFacts]) -> None:
+    """Copy a prepared file to all nodes that have none of its size at its place.
 
     Raises:
         ConfigError: A node has no room for it, or cannot write there; a part of the message for each.
@@ -56,7 +56,6 @@ def copy_to_nodes(path: Path, nodes: Sequence[NodeFacts]) -> list[str]:
                 raise ConfigError(
                     f"data.cache: {'; '.join(problems)}; set data.cache to a folder that every node can write"
                 )
-    return [node.host for node in without]
 
 
 def write_part(path: Path, token: str, start: int, content: bytes, size: int | None) -> str:

@@ -29,7 +29,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import ConfigError, one_line
+from rayfed.errors import ConfigError, printable
 
 SOURCES = ("rayfed", "algorithms", "tune")
 """Packages that must be the same on all nodes, to the byte."""
@@ -269,7 +269,7 @@ def _why(error: Exception) -> str:
     if match := re.search(r"ModuleNotFoundError: (No module named '[\w.]+')", text):
         return f"its Python cannot import what a run needs ({match.group(1)}); install the same environment"
     last = [line for line in text.splitlines() if line.strip()]
-    return one_line(ConfigError(last[-1] if last else type(error).__name__))
+    return printable(last[-1] if last else type(error).__name__)
 
 
 def _measured(facts: NodeFacts) -> NodeFacts:

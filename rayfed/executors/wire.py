@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -42,6 +43,16 @@ PackedUpdate: TypeAlias = tuple[dict[str, Any], Packed, int]
 def pack(params: Mapping[str, Tensor]) -> Packed:
     """Copy named CPU tensors into one array per type."""
     return _pack([params], tuple(map(id, params.values())))
+
+
+def has_same_content(one: Packed, other: Packed) -> bool:
+    """Whether two messages have the same tensors with the same values, bit by bit."""
+    if (one.layout, one.origins) != (other.layout, other.origins):
+        return False
+    return all(
+        np.array_equal(flat.view(np.uint8), other.flat[kind].view(np.uint8))
+        for kind, flat in one.flat.items()
+    )
 
 
 def unpack(packed: Packed, known: dict[int, Tensor] | None = None) -> Params:

@@ -412,9 +412,9 @@ def _runner(config: Config, quiet: bool, on_round: OnRound | None = None) -> Run
             f"checkpoint.every: {config.checkpoint.every} leaves out rounds whose state on_round gets; set 1"
         )
 
-    def call(row: Row, path: Path) -> None:
+    def call(row: Row, run: Run) -> None:
         assert on_round is not None
-        on_round(RoundRow(row, Run(path, "", config)), state_after_round(path, row["round"]))
+        on_round(RoundRow(row, run), state_after_round(run._folder, row["round"]))
 
     return Runner(
         show=Show(quiet), session=session_of(config), stays=True, on_round=None if on_round is None else call

@@ -40,7 +40,7 @@ class RoundRow(dict[str, Any]):
         Raises:
             ConfigError: The next round has begun, or `checkpoint.every` leaves this one out.
         """
-        return params_after(self._has_model()._folder, self["round"])
+        return dict(state_after_round(self._has_model()._folder, self["round"]).params)
 
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the values after this round, as `Run.model` gives that of a finished run.
@@ -63,19 +63,6 @@ class RoundRow(dict[str, Any]):
         if name not in self:
             raise AttributeError(f"this round has no {name!r}; it has: {', '.join(self)}")
         return self[name]
-
-
-def params_after(folder: Path, round: int) -> Params:
-    """The trained tensors after a round of a run, from its checkpoint, by global name.
-
-    Args:
-        folder: Folder of the run.
-        round: Number of the round, from 1.
-
-    Raises:
-        ConfigError: There is no checkpoint of the round that can be read.
-    """
-    return dict(state_after_round(folder, round).params)
 
 
 def state_after_round(folder: Path, round: int) -> ServerState:
@@ -225,7 +212,7 @@ class Run:
         """The final trainable tensors by global name."""
         if (self._folder / TENSORS).exists():
             return self.recorded.tensors
-        return params_after(self._folder, self.recorded.final_round)
+        return dict(state_after_round(self._folder, self.recorded.final_round).params)
 
     def model(self, *, merged: bool = False) -> nn.Module:
         """The network with the final values, in evaluation mode: the user's own one, if there is one.

@@ -43,7 +43,7 @@ class Runner:
         resume: Continue the runs in their folders; what is finished is not repeated.
         shared: What was made for other experiments of this process; None: nothing is kept for others.
         stop: Called after each round of a run alone with its folder; True ends the run.
-        on_round: Called after each round of a run with its row and its folder, before the next one begins.
+        on_round: Called after each round with its row and the run so far, before the next one begins.
     """
 
     show: Show = field(default_factory=Show)
@@ -52,7 +52,7 @@ class Runner:
     resume: bool = False
     shared: Memo | None = None
     stop: Callable[[Path], bool] | None = None
-    on_round: Callable[[Row, Path], None] | None = None
+    on_round: Callable[[Row, Run], None] | None = None
 
     def start(self, config: Config, claim: Claim | None = None) -> Run:
         """Run one experiment, and write its tables, figures and report.
@@ -106,8 +106,10 @@ class Runner:
         """
         began = time.perf_counter()
         show = self.show
-        rules: dict[str, Any] = {"stop": self.stop, "on_round": self.on_round}
-        given = {name: rule for name, rule in rules.items() if rule is not None}
+        given: dict[str, Any] = {} if self.stop is None else {"stop": self.stop}
+        if (call := self.on_round) is not None:
+            so_far = Run(plan.path, "", plan.config, setup=plan.setup)
+            given["on_round"] = lambda row: call(row, so_far)
         digest = run_alone(plan.config, plan.setup, claim, show, self.resume, self.session, **given)
         report(plan.path, show.tell_whole, plan.config.figures)
         if show.whole is None:

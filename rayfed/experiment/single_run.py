@@ -258,7 +258,7 @@ def run_alone(
     session: Session,
     *,
     stop: Callable[[Path], bool] | None = None,
-    on_round: Callable[[Row, Path], None] | None = None,
+    on_round: Callable[[Row], None] | None = None,
 ) -> str:
     """Run or continue one experiment; a finished one is not repeated.
 
@@ -269,7 +269,7 @@ def run_alone(
         resume: Continue the run in the folder.
         session: Ray and the actors of the command.
         stop: Called after each round but the last with the folder; True ends the run.
-        on_round: Called after each round with its row and the folder, before the next one begins.
+        on_round: Called after each round with its row, before the next one begins.
 
     Returns:
         The SHA-256 digest of the final tensors.
@@ -306,7 +306,7 @@ def run_alone(
                     note_advice(advice(path, show))
                     _raise_if_asked_to_stop()
                     if on_round is not None and "round" in row:
-                        on_round(row, path)
+                        on_round(row)
                     if stop is not None and row.get("round", config.rounds) < config.rounds and stop(path):
                         raise StoppedEarlyError(f"stop ended the run after round {row['round']}")
             _raise_if_asked_to_stop()

@@ -1,15 +1,19 @@
 """Messages across processes, and errors: what goes in comes out."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rayfed.engine.loop import run_rounds
 from rayfed.errors import ClientError, ConfigError, DataError, RayFedError, ResourceError, unknown
 from rayfed.executors.actor_pool import Outbox, SentTensors
 from rayfed.executors.client_actor import Received
+from rayfed.executors.inline import InlineExecutor
 from rayfed.executors.wire import decode, decode_updates, encode, encode_updates, pack, unpack
 from rayfed.federation.executor import Call
+from rayfed.testing import small_setup
 from rayfed.types import Broadcast, Update
 
 
@@ -102,10 +106,21 @@ def test_what_is_one_tensor_in_several_messages_is_one_where_they_arrive(monkeyp
     assert another["a"] is not another["b"]  # the store of a client: each call has its own
 
 
+class Objects:
+    """Stands for Ray's object store, and keeps what was put into it."""
+
+    def __init__(self, monkeypatch):
+        self.values = []
+        monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", self.put)
+        monkeypatch.setattr("rayfed.executors.actor_pool.ray.get", lambda number: self.values[number])
+
+    def put(self, value):
+        self.values.append(value)
+        return len(self.values) - 1
+
+
 def test_tensors_that_the_last_exchange_sent_are_not_sent_again_unless_they_changed(monkeypatch):
-    puts = []
-    monkeypatch.setattr("rayfed.executors.actor_pool.ray.put", lambda value: puts.append(value) or object())
-    sent = SentTensors()
+    objects, sent = Objects(monkeypatch), SentTensors()
     body, head = torch.rand(3), torch.rand(2)
 
     def exchange(params):
@@ -118,18 +133,59 @@ def test_tensors_that_the_last_exchange_sent_are_not_sent_again_unless_they_chan
         return places
 
     first, again = exchange({"body": body, "head": head}), exchange({"body": body, "head": head})
-    assert len({*first, *again}) == len(puts) == 1
+    assert len({*first, *again}) == len(objects.values) == 1
     exchange({"head": head})
-    assert len(puts) == 2
+    assert len(objects.values) == 2
     exchange({"body": body, "head": head})  # of the exchange before the last one nothing is kept
-    assert len(puts) == 3
-    body += 1
-    exchange({"body": body, "head": head})
-    assert len(puts) == 4
-    assert torch.equal(unpack(puts[-1])["body"], body)
-    exchange({"body": body.clone(), "head": head})
+    assert len(objects.values) == 3
+    for change in (lambda: body.add_(1), lambda: body.data.mul_(2), lambda: body.numpy().__setitem__(0, 7.0)):
+        before = len(objects.values)
+        change()
+        exchange({"body": body, "head": head})
+        assert len(objects.values) == before + 1
+        assert torch.equal(unpack(objects.values[-1])["body"], body)
+    before = len(objects.values)
+    exchange({"body": body.clone(), "head": head})  # other tensors, which a group may compute otherwise
     exchange({"head": head, "body": body})
-    assert len(puts) == 6
+    assert len(objects.values) == before + 2
+
+
+def test_what_is_no_number_and_made_without_gradients_is_compared_by_its_bytes(monkeypatch):
+    objects, sent = Objects(monkeypatch), SentTensors()
+    with torch.inference_mode():
+        values = {
+            "nan": torch.full((3,), float("nan")),
+            "half": torch.rand(4).bfloat16(),
+            "zero": torch.zeros(2),
+        }
+        assert sent.reference(values) == 0
+        sent.begin()
+        assert sent.reference(values) == 0
+        values["zero"][0] = -0.0
+        sent.begin()
+        assert sent.reference(values) == 1
+    assert len(objects.values) == 2
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadam", "fedgcr", "fedra"])
+def test_scores_and_the_next_training_share_what_is_sent(method, monkeypatch):
+    """Three rounds send the tensors before the first one and after each: four times, not six."""
+    objects, sent = Objects(monkeypatch), SentTensors()
+    setup = small_setup(f"algorithm={method}", "rounds=3", "evaluation.every=1")
+
+    class Sending(InlineExecutor):
+        def map(self, calls):
+            outbox = Outbox(sent)
+            for call in calls:
+                if call.tag in ("fit", "report"):
+                    outbox.message(replace(call, task=Counted()), None, lambda ref: 0)
+            return super().map(calls)
+
+    whole = list(run_rounds(setup.experiment, Sending(setup.context, setup.weights), setup.start))
+    sizes = {name for packed in objects.values for name, _, _ in packed.layout}
+    full = [packed for packed in objects.values if len(packed.layout) == len(sizes)]
+    assert len(whole) == 3
+    assert len(full) == 4
 
 
 def test_packing_copies():
