@@ -67,15 +67,22 @@ again=()
 for word in "$@"; do
     if [[ $word == output=* ]]; then again=(--or-resume); fi
 done
+run= requeue= signalled=
+end_run() {
+    signalled=yes
+    [ -z "$run" ] || kill -TERM "$run" 2>/dev/null || true
+}
+trap end_run TERM
+trap 'requeue=yes; end_run' USR1
 python -m rayfed.run ${again[@]+"${again[@]}"} "cluster.address=$address:$port" "$@" &
 run=$!
-requeue=
-trap 'kill -TERM "$run" 2>/dev/null || true' TERM
-trap 'requeue=yes; kill -TERM "$run" 2>/dev/null || true' USR1
+[ -z "$signalled" ] || end_run # a signal that came before the run had a number
 code=0
-while true; do
-    wait "$run" && code=0 || code=$?
-    kill -0 "$run" 2>/dev/null || break # a signal ends `wait` before the run ends
+while true; do # a signal ends `wait`, with a code of its own, before the run ends
+    signalled=
+    wait "$run" && status=0 || status=$?
+    [ "$status" -eq 127 ] || code=$status # 127: its code is known already
+    [ -n "$signalled" ] || break
 done
 if [ -n "$requeue" ] && [ "${#again[@]}" -gt 0 ] && [ "$code" -eq 130 ]; then
     scontrol requeue "$SLURM_JOB_ID"
